@@ -1,0 +1,139 @@
+"""Which header fields cross the gateway, in both directions.
+
+Hop-by-hop fields and those that ``Connection`` names belong to one connection and
+stop here (RFC 9110, 7.6.1). Framing is made anew on each side. Credentials and
+request ids are the gateway's own towards engines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from gateway.words import RawHeaders
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"http2-settings",
+    }
+)
+
+_NOT_UP = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id"}
+"""Not sent to engines as they came: hop-by-hop, made anew, or (``Expect``) answered here."""
+
+_FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key", b"cookie"})
+_NOT_DOWN = HOP_BY_HOP | {b"x-request-id"}
+
+_CALLER_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+Fields = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Where a request came from: the client's address (empty on a unix socket) and scheme."""
+
+    address: str
+    scheme: str
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePolicy:
+    """What an engine's requests carry: its ``Host``, key and fixed fields, and what it never gets."""
+
+    host: bytes
+    api_key: str | None = None
+    fixed: tuple[tuple[bytes, bytes], ...] = ()
+    withheld: frozenset[bytes] = frozenset()
+
+
+def find(headers: Fields, name: bytes) -> bytes | None:
+    """Return the first value of the field ``name`` (lower case), or None."""
+    for key, value in headers:
+        if key.lower() == name:
+            return value
+    return None
+
+
+def caller_id(headers: Fields) -> str | None:
+    """Return the caller's own request id if it is fit for records and echoes.
+
+    1 to 128 visible ASCII characters; anything else counts as none.
+    """
+    value = find(headers, b"x-request-id")
+    return value.decode("ascii") if value is not None and _CALLER_ID.fullmatch(value) else None
+
+
+def to_engine(
+    headers: Fields, policy: EnginePolicy, caller: Caller, *, request_id: str, length: int
+) -> RawHeaders:
+    """Build the header of the request to the engine, with a body of ``length`` bytes.
+
+    A client's own credentials go up only where the engine has no ``api_key``.
+    """
+    fixed_names = {name.lower() for name, _ in policy.fixed}
+    removed = _NOT_UP | _FORWARDED | policy.withheld | named_by_connection(headers) | fixed_names
+    if policy.api_key is not None:
+        removed |= _CREDENTIALS
+    up: RawHeaders = [(b"Host", policy.host)]
+    forwarded_for = host = b""
+    for name, value in headers:
+        lowered = name.lower()
+        if lowered == b"x-forwarded-for":
+            forwarded_for += value + b", "
+        elif lowered == b"host":
+            host = value
+        if lowered not in removed:
+            up.append((name, value))
+    up.append((b"Accept-Encoding", b"identity"))
+    up.append((b"X-Request-Id", request_id.encode("ascii")))
+    if caller.address:
+        up.append((b"X-Forwarded-For", forwarded_for + caller.address.encode("ascii")))
+    elif forwarded_for:
+        up.append((b"X-Forwarded-For", forwarded_for[:-2]))
+    up.append((b"X-Forwarded-Proto", find(headers, b"x-forwarded-proto") or caller.scheme.encode("ascii")))
+    if forwarded_host := find(headers, b"x-forwarded-host") or host:
+        up.append((b"X-Forwarded-Host", forwarded_host))
+    if policy.api_key is not None:
+        up.append((b"Authorization", b"Bearer " + policy.api_key.encode("utf-8")))
+    up.extend(policy.fixed)
+    up.append((b"Content-Length", b"%d" % length))
+    return up
+
+
+def to_client(headers: Fields, *, request_id: str, event_stream: bool, bodiless: bool = False) -> RawHeaders:
+    """Build the header of the response to the client.
+
+    Repeated fields are kept in order. A ``bodiless`` response (204, 304) loses a length that
+    isn't its own (RFC 9110, 8.6). An event stream is marked so that nothing on the
+    way stores or gathers it (``X-Accel-Buffering`` is nginx's word).
+    """
+    removed: Collection[bytes] = _NOT_DOWN | named_by_connection(headers)
+    if bodiless:
+        removed = {*removed, b"content-length"}
+    if event_stream:
+        removed = {*removed, b"cache-control", b"x-accel-buffering", b"content-length"}
+    down = [(name, value) for name, value in headers if name.lower() not in removed]
+    if event_stream:
+        down += [(b"Cache-Control", b"no-cache"), (b"X-Accel-Buffering", b"no")]
+    down.append((b"X-Request-Id", request_id.encode("ascii")))
+    return down
+
+
+def named_by_connection(headers: Fields) -> frozenset[bytes]:
+    """Return the lower-case field names that ``Connection`` declares hop-by-hop."""
+    values = [value for name, value in headers if name.lower() == b"connection"]
+    if not values:
+        return frozenset()
+    return frozenset(token.strip().lower() for value in values for token in value.split(b","))
