@@ -1,0 +1,56 @@
+"""How long an engine may be silent: the clocks of ``[stream]``, in one cancel scope.
+
+One scope whose deadline is moved at each read costs a fraction of a scope per read.
+The first-byte and idle clocks measure the engine's silence, so they stand still while
+we don't read because the client is slow. The total clock never stands still.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import trio
+
+from gateway.config import Stream
+from gateway.errors import Code, EngineError
+
+
+class EngineClock:
+    """The deadline of one call of an engine. All of ``settings``' values are seconds, 0 is off."""
+
+    def __init__(self, settings: Stream) -> None:
+        self.scope = trio.CancelScope()
+        self._first_byte = settings.first_byte_seconds or inf
+        self._idle = settings.idle_seconds or inf
+        self._total = settings.total_seconds or inf
+        self._end = inf
+        self._waiting_for = ""
+
+    def called(self) -> None:
+        """The engine is being called: the total clock starts."""
+        self._end = trio.current_time() + self._total
+        self.stand_still()
+
+    def connected(self) -> None:
+        """There is a connection: from now on the engine may take ``first_byte_seconds``."""
+        self._expect(self._first_byte, f"no body byte within first_byte_seconds ({self._first_byte:g})")
+
+    def next_read(self) -> None:
+        """A read after the first begins."""
+        self._expect(self._idle, "")
+
+    def stand_still(self) -> None:
+        """We don't read: only the total clock runs."""
+        self._expect(inf, "")
+
+    def ran_out(self) -> EngineError:
+        """Return the error for the clock that ran out, once the scope has been cancelled by it."""
+        if trio.current_time() >= self._end:
+            what = f"the answer took longer than total_seconds ({self._total:g})"
+        else:
+            what = self._waiting_for or f"silent for idle_seconds ({self._idle:g})"
+        return EngineError(Code.ENGINE_TIMEOUT, f"The engine was too slow: {what}.")
+
+    def _expect(self, seconds: float, waiting_for: str) -> None:
+        self._waiting_for = waiting_for
+        self.scope.deadline = min(trio.current_time() + seconds, self._end)

@@ -1,0 +1,105 @@
+"""One configured engine: its ledger, and the way to call it.
+
+How bytes travel to an engine is an edge's business (:mod:`gateway.transport`); here
+is only what the request's nursery needs to know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway import config
+from gateway.dialect import PATHS_OF_KIND
+from gateway.headers import EnginePolicy
+from gateway.ledger import Ledger
+from gateway.words import RawHeaders
+
+_WITHHELD: dict[str, frozenset[bytes]] = {
+    # With this field llama.cpp keeps a stream for replay and goes on generating after
+    # its reader has left (llama.cpp PR 23226).
+    "llamacpp": frozenset({b"x-conversation-id"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request as it goes up.
+
+    ``fresh`` asks for a connection that has carried nothing yet. ``connected`` is called
+    once there is a connection, before the first byte is written.
+    """
+
+    target: bytes
+    headers: RawHeaders
+    body: bytes
+    fresh: bool
+    connected: Callable[[], None]
+    method: bytes = b"POST"
+
+
+class Answer(Protocol):
+    """An engine's response whose head has arrived."""
+
+    status: int
+    headers: RawHeaders
+
+    async def receive(self) -> bytes:
+        """Return the next bytes of the body, ``b""`` at its clean end.
+
+        Raises EngineError when the body breaks off or breaks HTTP.
+        """
+
+
+class Transport(Protocol):
+    """The way to one engine."""
+
+    def open(self, call: Call) -> AbstractAsyncContextManager[Answer]:
+        """Send ``call``; enter when the response's head is there.
+
+        Leaving it before the body's clean end closes the connection. Raises EngineError.
+        """
+
+    async def aclose(self) -> None:
+        """Close the idle connections."""
+
+
+class Engine:
+    """An engine, its capacity and its transport."""
+
+    def __init__(self, settings: config.Engine, transport: Transport, *, host: bytes, prefix: bytes) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.ledger = Ledger(settings.slots)
+        self.paths = PATHS_OF_KIND[settings.kind]
+        self.policy = EnginePolicy(
+            host=host,
+            api_key=settings.api_key,
+            fixed=tuple((name.encode(), value.encode()) for name, value in settings.headers.items()),
+            withheld=_WITHHELD.get(settings.kind, frozenset()),
+        )
+        self.transport = transport
+        self._prefix = prefix
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.name} {self.ledger!r}>"
+
+    @property
+    def serves_any(self) -> bool:
+        """Whether it takes every model name (``models = ["*"]``)."""
+        return self.settings.models == ("*",)
+
+    def serves(self, model: str | None) -> bool:
+        """Whether a request for ``model`` can go here; None is a body that names no model."""
+        return self.serves_any or model in self.settings.models
+
+    def target(self, raw_path: bytes, query: bytes) -> bytes:
+        """Return the request target for a path of ours."""
+        target = self._prefix + raw_path
+        return target + b"?" + query if query else target
+
+    def open(self, call: Call) -> AbstractAsyncContextManager[Answer]:
+        """Call the engine. See :meth:`Transport.open`."""
+        return self.transport.open(call)

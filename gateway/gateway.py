@@ -1,0 +1,133 @@
+"""What all requests share: the engines, the admission, the list of who is live.
+
+Also the questions that are answered before a request may wait for a slot: is there
+such a path, what does the body ask for, which engines could take it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.admission import Admission
+from gateway.config import Config
+from gateway.dialect import ROUTES, Route, unknown_path
+from gateway.engine import Engine
+from gateway.errors import Code, GatewayError
+from gateway.headers import find
+from gateway.peek import peek
+from gateway.request import Request
+from gateway.requests import Requests
+
+DRAIN_FAREWELL_SECONDS = 0.5
+"""How long clients may take to be told that the drain is over: the process is to end soon after it."""
+
+MOST_MODEL_CHARACTERS = 256
+"""Longer than any engine's names; it is kept for the record when the body is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done for a request: its route, the engines it may go to, its cost in slots."""
+
+    route: Route
+    engines: Sequence[Engine]
+    cost: int
+
+
+class Gateway:
+    """The state of one running gateway.
+
+    ``ended`` is called with each request after its end, once.
+    """
+
+    def __init__(
+        self, config: Config, engines: Sequence[Engine], *, ended: Callable[[Request], None]
+    ) -> None:
+        self.config = config
+        self.engines = tuple(engines)
+        self.admission = Admission(queue=config.admission.queue, queue_seconds=config.admission.queue_seconds)
+        self.requests = Requests()
+        self.draining = False
+        self._ended = ended
+        self._paths = frozenset[str]().union(*(engine.paths for engine in self.engines))
+        self._models = frozenset(name for engine in self.engines for name in engine.settings.models) - {"*"}
+
+    def begin(self, request: Request) -> None:
+        """Take a request in."""
+        self.requests.add(request)
+
+    def end(self, request: Request) -> None:
+        """Let a request go and have it recorded."""
+        request.ended(
+            GatewayError(Code.DRAINING, "The gateway ended at once.")
+            if self.draining
+            else GatewayError(Code.ENGINE_FAILED, "The gateway failed; its log says why.")
+        )
+        self.requests.remove(request)
+        self._ended(request)
+
+    def drain(self) -> None:
+        """Stop admitting: whoever hasn't reached an engine is refused now, the rest may end."""
+        self.draining = True
+        self.admission.close()
+        for request in self.requests:
+            if not request.dispatched_to_engine:
+                request.stop(GatewayError(Code.DRAINING, "The gateway is shutting down; try again."))
+
+    def end_streams(self) -> None:
+        """The time to drain is over: end every answer, with the reason in it where possible."""
+        reason = GatewayError(Code.DRAINING, "The gateway is shutting down; this answer ends here.")
+        for request in self.requests:
+            request.stop(reason, farewell_seconds=DRAIN_FAREWELL_SECONDS)
+
+    def look_at_head(self, request: Request) -> None:
+        """Refuse what its head alone rules out.
+
+        Raises GatewayError ``draining`` or ``not_supported``.
+        """
+        if self.draining:
+            raise GatewayError(Code.DRAINING, "The gateway is shutting down; try again.")
+        upgrade = (find(request.headers, b"upgrade") or b"").strip().lower()
+        if upgrade == b"websocket" or request.method == "CONNECT":
+            raise GatewayError(Code.NOT_SUPPORTED, "WebSocket is not supported.")
+        if (find(request.headers, b"content-type") or b"").strip().lower().startswith(b"multipart/"):
+            raise GatewayError(Code.NOT_SUPPORTED, "Multipart bodies (audio, files) are not supported.")
+
+    def route(self, request: Request) -> Route:
+        """Find the route of an inference request from its head alone.
+
+        Raises GatewayError ``not_found``.
+        """
+        route = ROUTES.get(request.path)
+        if route is None or route.path not in self._paths:
+            raise unknown_path(request.path, self._paths)
+        request.route = route.path
+        if request.method != "POST":
+            raise GatewayError(Code.NOT_FOUND, f"{route.path} takes POST requests only.")
+        return route
+
+    def plan(self, request: Request, route: Route, body: bytes) -> Plan:
+        """Look into the body and choose who could answer it.
+
+        Raises GatewayError ``invalid_json``, ``invalid_request`` or ``model_not_found``.
+        """
+        seen = peek(body, path=route.path)
+        if seen.model is not None and len(seen.model) > MOST_MODEL_CHARACTERS:
+            what = f"The model's name is longer than {MOST_MODEL_CHARACTERS} characters."
+            raise GatewayError(Code.INVALID_REQUEST, what, param="model")
+        request.model = seen.model
+        request.model_label = seen.model if seen.model in self._models else "other"
+        request.stream = route.streams if seen.stream is None else seen.stream
+        engines = [
+            engine for engine in self.engines if route.path in engine.paths and engine.serves(seen.model)
+        ]
+        if engines:
+            return Plan(route, engines, seen.sequences)
+        if seen.model is None:
+            raise GatewayError(Code.INVALID_REQUEST, "The request must name a model.", param="model")
+        raise GatewayError(
+            Code.MODEL_NOT_FOUND,
+            f"No engine serves the model {seen.model[:200]!r} on {route.path}; GET /v1/models lists them.",
+            param="model",
+        )

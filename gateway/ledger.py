@@ -1,0 +1,106 @@
+"""The books of one engine's capacity.
+
+A slot is one sequence's worth of the engine. :class:`trio.CapacityLimiter` holds the
+capacity; each token of it is borrowed by a seat of a :class:`Slot`, so who holds
+what is never a number that somebody has to remember to change back. The books are
+kept twice on purpose: the sets of slots by state, and the counts of tokens that
+were ever acquired and released. :meth:`Ledger.statement` compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import trio
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One engine's account at one instant. All but ``balanced`` are numbers of slots."""
+
+    slots: int
+    running: int
+    reclaiming: int
+    ghosts: int
+    free: int
+    acquired: int
+    released: int
+    balanced: bool
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """Capacity held by one request: as many seats as it makes sequences."""
+
+    ledger: Ledger
+    seats: tuple[object, ...] = field(repr=False)
+
+    @property
+    def cost(self) -> int:
+        """Number of seats."""
+        return len(self.seats)
+
+
+class Ledger:
+    """Grants and takes back the slots of one engine, synchronously."""
+
+    def __init__(self, slots: int) -> None:
+        self._limiter = trio.CapacityLimiter(slots)
+        self._running: set[Slot] = set()
+        self._acquired = 0
+        self._released = 0
+
+    def __repr__(self) -> str:
+        now = self.statement()
+        return f"<Ledger {now.running} running, {now.free} free of {now.slots}>"
+
+    @property
+    def slots(self) -> int:
+        """The engine's capacity in sequences."""
+        return int(self._limiter.total_tokens)
+
+    @property
+    def free(self) -> int:
+        """Slots that can be granted now."""
+        return int(self._limiter.available_tokens)
+
+    @property
+    def running(self) -> int:
+        """Slots of requests that are being answered."""
+        return sum(slot.cost for slot in self._running)
+
+    def grant(self, cost: int) -> Slot:
+        """Take ``cost`` slots at once.
+
+        Raises trio.WouldBlock, with nothing taken, when there aren't as many free.
+        """
+        if cost > self.free:
+            raise trio.WouldBlock
+        slot = Slot(self, tuple(object() for _ in range(cost)))
+        for seat in slot.seats:
+            self._limiter.acquire_on_behalf_of_nowait(seat)
+        self._running.add(slot)
+        self._acquired += cost
+        return slot
+
+    def give_back(self, slot: Slot) -> None:
+        """Return a slot. Raises KeyError if it isn't held: nothing is returned twice."""
+        self._running.remove(slot)
+        for seat in slot.seats:
+            self._limiter.release_on_behalf_of(seat)
+        self._released += slot.cost
+
+    def statement(self) -> Statement:
+        """Return the account, and whether both ways of keeping it agree."""
+        running, reclaiming, ghosts = self.running, 0, 0
+        held = running + reclaiming + ghosts
+        return Statement(
+            slots=self.slots,
+            running=running,
+            reclaiming=reclaiming,
+            ghosts=ghosts,
+            free=self.free,
+            acquired=self._acquired,
+            released=self._released,
+            balanced=held + self.free == self.slots and self._acquired - self._released == held,
+        )

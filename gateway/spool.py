@@ -1,0 +1,121 @@
+"""What stands between an engine and its reader: bytes, bounded.
+
+The reader of the engine puts, the writer to the client gets; each is one task. The
+writer takes everything there is in one go, so a slow moment turns into a larger
+write and not into a backlog. When the spool is full the reader waits, stops
+reading, and the engine feels it.
+
+How the response ended is the spool's last item: it comes out after every byte
+that was put before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from gateway.errors import GatewayError
+
+
+class Spool:
+    """A byte-bounded queue with one putter and one getter.
+
+    Holds at most ``limit`` bytes and one piece more: a piece is taken whole once there
+    is any room.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        """Bytes in the spool now, those included that the writer has taken last and is still writing:
+        it may be stuck in that write."""
+        self.ended = False
+        self.failure: GatewayError | None = None
+        """Why the response ended badly; None while it runs and when it ended well."""
+        self.outlet: Callable[[bytes], bytes | None] | None = None
+        """Sends a piece on at once, past the spool, while the writer has nothing else to do. Returns
+        what is left of it for :attr:`rest`, ``b""`` if nothing is, None if it could not."""
+        self.rest = b""
+        """What the outlet began to send: it goes before everything else, as it is."""
+        self._waiting = False
+        self._taken = 0
+        self._pieces: list[bytes] = []
+        self._getter = trio.lowlevel.ParkingLot()
+        self._putter = trio.lowlevel.ParkingLot()
+
+    def __repr__(self) -> str:
+        state = f"failed: {self.failure.code}" if self.failure else "ended" if self.ended else "open"
+        return f"<Spool {self.held}/{self.limit} bytes, {state}>"
+
+    @property
+    def full(self) -> bool:
+        """Whether a put would have to wait."""
+        return self.held >= self.limit
+
+    @property
+    def empty(self) -> bool:
+        """Whether the writer has taken everything."""
+        return not self._pieces and not self.rest
+
+    def push(self, data: bytes) -> None:
+        """Add bytes without waiting. Call it only while not ``full``.
+
+        A writer that keeps up is waiting in :meth:`get`. Then the bytes take the outlet from
+        here, and the writer need not be woken for them.
+        """
+        if self._waiting and self.outlet is not None and not self.held:
+            rest = self.outlet(data)
+            if rest is not None:
+                if rest:
+                    self.rest = rest
+                    self.held = len(rest)
+                    self._getter.unpark()
+                return
+        self._pieces.append(data)
+        self.held += len(data)
+        self._getter.unpark()
+
+    async def room(self) -> None:
+        """Wait until there is room."""
+        while self.full:
+            await self._putter.park()
+
+    def end(self, failure: GatewayError | None = None) -> None:
+        """Say that nothing more comes, and why if it ended badly. The first word counts."""
+        if not self.ended:
+            self.ended = True
+            self.failure = failure
+            self._getter.unpark()
+
+    async def get(self) -> bytes:
+        """Wait for bytes and return all there are; ``b""`` when the response has ended.
+
+        To come for more is to say that what was taken before is written. If there is a
+        :attr:`rest` it returns ``b""`` at once: the rest is to be taken first.
+        """
+        self._written()
+        while not (self._pieces or self.rest or self.ended):
+            self._waiting = True
+            try:
+                await self._getter.park()
+            finally:
+                self._waiting = False
+        if self.rest or not self._pieces:
+            return b""
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._taken = len(data)
+        return data
+
+    def take_rest(self) -> bytes:
+        """Return the rest and forget it."""
+        rest, self.rest = self.rest, b""
+        self._taken = len(rest)
+        return rest
+
+    def _written(self) -> None:
+        if self._taken:
+            self.held -= self._taken
+            self._taken = 0
+            self._putter.unpark()
