@@ -1,0 +1,99 @@
+"""The heart: one request, one nursery, one cancel scope.
+
+::
+
+     client ─▶ server ─▶ ┌─ one request nursery ────────────────────────────────────────────────┐
+                         │ watcher  the body, then the client's leaving ⇒ the scope is cancelled │
+                         │ reader   a slot ▸ the engine's response ▸ bytes ──┐                   │
+     engine ════════════▶│          ends when the engine has ended: slot free │                  │
+                         │ writer   ◀═════ spool: bounded, all it holds in one go ◀═════════════╯│═▶ client
+                         └───────────────────────────────────────────────────────────────────────┘
+
+The reader holds the slot, never the writer: a write can be stuck for as long as the
+client likes. The commit point is the first body bytes: :func:`trio.Nursery.start`
+returns with them, and until then a failure of the reader is raised where it was
+started and may be tried again. After it the reader never raises, for that would cancel
+the writer and lose the spool: how the answer ended is the spool's last item.
+
+Everything is released by leaving ``async with`` blocks, from the inside out: the
+engine's response closes, then the slot is given back, then the nursery ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import Protocol
+
+import trio
+
+from gateway.errors import EngineError, GatewayError
+from gateway.gateway import Gateway
+from gateway.reader import Work, read
+from gateway.request import Request
+from gateway.response import Response, refusal
+from gateway.writer import Writer, write
+
+Compose = Callable[[trio.Nursery], Awaitable[Response]]
+"""Makes the response of one request, in its nursery; raises GatewayError to refuse it."""
+
+
+class Client(Writer, Protocol):
+    """The client's side of one request, as the edge hands it in."""
+
+    async def watch(self, request: Request) -> None:
+        """Take in the body, then wait for the client to leave and tell ``request``."""
+
+    async def body(self) -> bytes:
+        """Return the whole body. Raises GatewayError ``body_too_large`` or ``body_timeout``."""
+
+    def drop_body(self) -> None:
+        """Forget the body: it isn't needed any more."""
+
+
+async def serve(request: Request, client: Client, gateway: Gateway, compose: Compose) -> None:
+    """Run one request from its head to its record."""
+    gateway.begin(request)
+    try:
+        async with trio.open_nursery() as nursery:
+            request.whole = nursery.cancel_scope
+            nursery.start_soon(client.watch, request)
+            response = await _response(nursery, request, compose)
+            await write(request, client, response, gateway.config.stream.heartbeat_seconds or inf)
+            nursery.cancel_scope.cancel()
+    finally:
+        gateway.end(request)
+
+
+async def _response(nursery: trio.Nursery, request: Request, compose: Compose) -> Response:
+    try:
+        with request.pending:
+            return await compose(nursery)
+        assert request.stopped_by is not None
+        raise request.stopped_by
+    except GatewayError as error:
+        request.failed(error)
+        return refusal(request, request.error or error)
+
+
+async def infer(nursery: trio.Nursery, request: Request, client: Client, gateway: Gateway) -> Response:
+    """Take an inference request from its head to the first bytes of its answer.
+
+    A kept-alive connection that turns out to be dead is no answer: the engine is asked
+    once more, over a new one. Raises GatewayError for what is to be refused.
+    """
+    route = gateway.route(request)
+    body = await client.body()
+    plan = gateway.plan(request, route, body)
+    ticket = gateway.admission.ticket(plan.engines, plan.cost)
+    work = Work(nursery, request, gateway, route, ticket, body)
+    response: Response
+    try:
+        response = await nursery.start(read, work, False)
+    except EngineError as error:
+        if not error.stale:
+            raise
+        response = await nursery.start(read, work, True)
+    client.drop_body()
+    work.body = b""
+    return response

@@ -1,0 +1,184 @@
+"""The reader: the engine's side of one request.
+
+It holds the slot, and it alone: from before the engine is called until the engine
+has ended or the request has. The blocks are nested in the order in which things
+must be let go: the engine's response inside the slot, so that the next request
+never meets the last one's connection.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+
+import trio
+
+from gateway.admission import Ticket
+from gateway.clocks import EngineClock
+from gateway.dialect import Route, tail_for
+from gateway.engine import Answer, Call, Engine
+from gateway.errors import Code, EngineError, GatewayError
+from gateway.events import SseTail
+from gateway.gateway import Gateway
+from gateway.headers import to_client, to_engine
+from gateway.request import Request
+from gateway.response import Response
+from gateway.spool import Spool
+from gateway.words import Phase
+
+PIECE_BYTES = 64 * 1024
+"""What one read of an engine brings at most."""
+
+LET_GO_SECONDS = 1.0
+"""How long an engine may take to end its response after it has said that was all."""
+
+
+@dataclass(slots=True)
+class Work:
+    """What the reader needs of one inference request."""
+
+    nursery: trio.Nursery
+    request: Request
+    gateway: Gateway
+    route: Route
+    ticket: Ticket
+    body: bytes
+
+
+async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response]) -> None:
+    """Hold a slot, call the engine, fill the spool: the reader.
+
+    Calls ``started`` with the response once its first body bytes are there (or its clean
+    end). Before that it raises GatewayError; after it, how the answer ended goes into the
+    spool.
+    """
+    request, settings = work.request, work.gateway.config.stream
+    # The spool takes one piece above its limit.
+    spool = Spool(max(settings.spool_bytes - PIECE_BYTES, min(settings.spool_bytes, PIECE_BYTES)))
+    clock = EngineClock(settings)
+    commit = _Commit(task_status)
+    request.reading = clock.scope
+    try:
+        with clock.scope:
+            async with AsyncExitStack() as afterwards:
+                async with work.gateway.admission.slot(work.ticket, waiting=request.queued) as engine:
+                    # Who has left, or was stopped, in the same tick as it got here isn't dispatched any more.
+                    await trio.lowlevel.checkpoint_if_cancelled()
+                    request.dispatched(engine.name)
+                    clock.called()
+                    async with AsyncExitStack() as call:
+                        answer = await call.enter_async_context(_open(work, engine, fresh, clock))
+                        commit.response = _head(request, work.route, answer, spool)
+                        if settings.heartbeat_seconds and isinstance(request.tail, SseTail):
+                            work.nursery.start_soon(commit.later, settings.heartbeat_seconds)
+                        await _relay(request, answer, spool, clock, commit)
+                        # The engine has ended. Its connection may outlive the slot for a moment.
+                        afterwards.push_async_exit(call.pop_all())
+                if request.tail.complete():
+                    request.phase = Phase.DRAINING
+                clock.stand_still()
+                await _let_go(request, answer, spool)
+        if clock.scope.cancelled_caught and not request.tail.done:
+            raise request.stopped_by or clock.ran_out()
+        if not request.tail.complete():
+            raise EngineError(Code.ENGINE_FAILED, "The engine's answer ended without its last event.")
+    except GatewayError as error:
+        if not commit.done:
+            raise
+        spool.end(error)
+    else:
+        spool.end()
+    finally:
+        commit.scope.cancel()
+        request.upstream_closed()
+
+
+def _open(work: Work, engine: Engine, fresh: bool, clock: EngineClock) -> AbstractAsyncContextManager[Answer]:
+    request = work.request
+
+    def connected() -> None:
+        request.phase = Phase.PREFILL
+        clock.connected()
+
+    upstream_id = request.id if request.attempts == 1 else f"{request.id}-{request.attempts}"
+    return engine.open(
+        Call(
+            target=engine.target(work.route.path.encode("ascii"), request.query),
+            headers=to_engine(
+                request.headers, engine.policy, request.caller, request_id=upstream_id, length=len(work.body)
+            ),
+            body=work.body,
+            fresh=fresh,
+            connected=connected,
+        )
+    )
+
+
+def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Response:
+    request.tail = tail_for(route, answer.headers, answer.status)
+    request.spool = spool
+    headers = to_client(
+        answer.headers,
+        bodiless=answer.status in (204, 304),
+        request_id=request.caller_id or request.id,
+        event_stream=isinstance(request.tail, SseTail),
+    )
+    return Response(answer.status, headers, spool, request.tail, route)
+
+
+async def _relay(request: Request, answer: Answer, spool: Spool, clock: EngineClock, commit: _Commit) -> None:
+    """Bring the body into the spool until the engine has ended: its last event, or the body's end."""
+    data = await answer.receive()
+    commit()
+    while data:
+        request.passed(data)
+        spool.push(data)
+        if request.tail.done:
+            return
+        if spool.full:
+            clock.stand_still()
+            await spool.room()
+        clock.next_read()
+        data = await answer.receive()
+
+
+async def _let_go(request: Request, answer: Answer, spool: Spool) -> None:
+    """Give the engine a moment to end the response, so that the connection can be used again.
+
+    The answer is complete, so nothing that happens here is a failure.
+    """
+    if not request.tail.done:
+        return
+    with trio.move_on_after(LET_GO_SECONDS):
+        try:
+            while True:
+                await spool.room()
+                data = await answer.receive()
+                if not data:
+                    return
+                spool.push(data)
+        except EngineError:
+            return
+
+
+class _Commit:
+    """The point of no return: the response goes to the client from here on."""
+
+    def __init__(self, task_status: trio.TaskStatus[Response]) -> None:
+        self.done = False
+        self.response: Response | None = None
+        self.scope = trio.CancelScope()
+        self._task_status = task_status
+
+    def __call__(self) -> None:
+        if not self.done:
+            assert self.response is not None
+            self.done = True
+            self.scope.cancel()
+            self._task_status.started(self.response)
+
+    async def later(self, seconds: float) -> None:
+        """Commit after ``seconds`` of the engine's silence, so that heartbeats can be sent."""
+        with self.scope:
+            await trio.sleep(seconds)
+            self()

@@ -1,0 +1,123 @@
+"""The writer: the client's side of one request.
+
+It empties the spool, all it holds in one go, and tells how the answer ended. It may
+be stuck for as long as the client likes; nothing of the engine's hangs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Protocol
+
+import trio
+
+from gateway.dialect import error_event
+from gateway.errors import GatewayError
+from gateway.events import SseTail
+from gateway.request import FAREWELL_SECONDS, Request
+from gateway.response import Response
+from gateway.words import RawHeaders
+
+_HEARTBEAT = b": heartbeat\n\n"
+
+
+class Writer(Protocol):
+    """The way to one client."""
+
+    async def begin(self, status: int, headers: RawHeaders) -> None:
+        """Send the response's head."""
+
+    async def send(self, data: bytes) -> None:
+        """Send a piece of the response's body. Returns when it is on its way, not if the client has left."""
+
+    def send_now(self, data: bytes) -> bytes | None:
+        """Send a piece without waiting. Returns what is left for ``send_rest``; None if it could not."""
+
+    async def send_rest(self, rest: bytes) -> None:
+        """Send what ``send_now`` has left."""
+
+    async def finish(self) -> None:
+        """End the response well. Without it, it ends as broken off."""
+
+    def abort(self) -> None:
+        """Cut the client off, a write in progress too."""
+
+
+async def write(request: Request, client: Writer, response: Response, heartbeat_seconds: float) -> None:
+    """Send the response, all the spool holds in one go, and its end: the writer.
+
+    Writing can be cancelled at any moment: our server's connections don't shield it, and
+    reset a connection whose write was cut in the middle. So the deadline that ``request.stop``
+    sets gets the writer out also where the client takes nothing any more.
+    """
+    request.status = response.status
+    if not isinstance(response.tail, SseTail):
+        heartbeat_seconds = inf
+    with request.writing:
+        await _send(request, client, response, heartbeat_seconds)
+    if request.writing.cancelled_caught:
+        client.abort()
+
+
+async def _send(request: Request, client: Writer, response: Response, heartbeat_seconds: float) -> None:
+    spool = response.spool
+    await client.begin(response.status, response.headers)
+    if heartbeat_seconds < inf and not (spool.held or spool.ended):
+        # The engine's silence has committed the response; this is the heartbeat it was done for.
+        await client.send(_HEARTBEAT)
+    if heartbeat_seconds == inf:  # Heartbeats need the writer's clock, which the outlet would not set back.
+        spool.outlet = _outlet(request, client, response)
+    while True:
+        data = await _next(client, response, heartbeat_seconds)
+        if spool.rest:
+            await client.send_rest(spool.take_rest())
+        elif data:
+            await client.send(data)
+            request.bytes += len(data)
+        else:
+            break
+        if response.is_all(request.bytes):
+            request.answered()
+    spool.outlet = None
+    if spool.failure is not None:
+        request.failed(spool.failure)
+        await _farewell(request, client, response, request.error or spool.failure)
+        return
+    await client.finish()
+    request.answered()
+
+
+def _outlet(request: Request, client: Writer, response: Response) -> Callable[[bytes], bytes | None]:
+    """Make the way past the spool: the reader's task sends what needs no waiting itself.
+
+    A token then costs one task's turn, not two. What can't be sent at once is the writer's.
+    """
+
+    def send(data: bytes) -> bytes | None:
+        rest = client.send_now(data)
+        if rest is not None:
+            request.bytes += len(data)
+            if not rest and response.is_all(request.bytes):
+                request.answered()
+        return rest
+
+    return send
+
+
+async def _next(client: Writer, response: Response, heartbeat_seconds: float) -> bytes:
+    while heartbeat_seconds < inf:
+        with trio.move_on_after(heartbeat_seconds):
+            return await response.spool.get()
+        if response.tail.at_boundary:
+            await client.send(_HEARTBEAT)
+    return await response.spool.get()
+
+
+async def _farewell(request: Request, client: Writer, response: Response, failure: GatewayError) -> None:
+    """Say in the stream why it ends, where that can be said; the end itself stays abnormal."""
+    event = error_event(response.route, response.tail, failure) if response.route else None
+    if event is not None:
+        writing = request.writing
+        writing.deadline = min(writing.deadline, trio.current_time() + FAREWELL_SECONDS)
+        await client.send(event)
