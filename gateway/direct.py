@@ -1,0 +1,299 @@
+"""A transport for plain-HTTP engines: httptools on Trio sockets, in httpx's shape.
+
+One read of the socket is one hand-over of everything it brought. The parser (llhttp)
+undoes the chunk framing and appends the pieces to a list in C, so that a read with a
+hundred chunks costs no hundred steps of Python. There is no limiter (slots are the
+limit), no task of its own, and cancellation closes the socket at once.
+
+It is strict where that protects: conflicting lengths, bad chunking and oversized heads
+fail the response, and bytes behind a response close its connection.
+(httpx's own hands over one chunk frame at a time, for about 60 us of CPU more a token.)
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httptools
+import httpx
+import trio
+
+from gateway.encoding import encoded
+
+READ_BYTES = 64 * 1024
+"""One read takes all there is up to this: under load reads get larger, not more."""
+
+MOST_HEAD_BYTES = 64 * 1024
+KEEPALIVE_SECONDS = 4.0
+"""Idle connections are let go before engines close them: uvicorn and llama.cpp do after 5 s."""
+
+
+class DirectTransport(httpx.AsyncBaseTransport):
+    """Calls one engine at ``host``:``port``, or on the unix socket ``uds``.
+
+    Raises httpx's exceptions as its own transport does, so that both are handled alike.
+    ``reuse`` False makes each request on a connection of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        uds: str | None = None,
+        socket_options: list[tuple[int, int, int]],
+        reuse: bool = True,
+    ) -> None:
+        self._address = (host, port)
+        self._uds = uds
+        self._options = socket_options
+        self._reuse = reuse
+        self._idle: deque[tuple[float, _Connection]] = deque()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request; return when the response's head is there."""
+        trace = request.extensions.get("trace", _no_trace)
+        data = await encoded(request)
+        connection = self._take_idle()
+        if connection is None:
+            connection = await self._connect(request.extensions.get("timeout", {}).get("connect"))
+            await trace("connection.connect_tcp.complete", {"return_value": None})
+        await trace("http11.send_request_headers.started", {})
+        try:
+            await connection.send(data)
+            del data
+            await connection.head()
+        except BaseException:
+            connection.close()
+            raise
+        return httpx.Response(
+            connection.status, headers=connection.headers, stream=_Body(self, connection), request=request
+        )
+
+    async def aclose(self) -> None:
+        """Close the idle connections."""
+        while self._idle:
+            self._idle.pop()[1].close()
+        await trio.lowlevel.checkpoint()
+
+    def release(self, connection: _Connection) -> None:
+        """Take back a connection whose response is over."""
+        if self._reuse and connection.reusable:
+            self._idle.append((trio.current_time() + KEEPALIVE_SECONDS, connection))
+        else:
+            connection.close()
+
+    def _take_idle(self) -> _Connection | None:
+        """Return the connection used last, if it is fresh and whole; close those that aren't."""
+        now = trio.current_time()
+        while self._idle and self._idle[0][0] <= now:
+            self._idle.popleft()[1].close()
+        while self._idle:
+            connection = self._idle.pop()[1]
+            if connection.quiet():
+                connection.start()
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self, seconds: float | None) -> _Connection:
+        try:
+            with trio.fail_after(seconds) if seconds else trio.CancelScope():
+                if self._uds is not None:
+                    stream = await trio.open_unix_socket(self._uds)
+                else:
+                    stream = await trio.open_tcp_stream(*self._address)
+        except trio.TooSlowError:
+            raise httpx.ConnectTimeout("no connection in time") from None
+        except OSError as error:
+            raise httpx.ConnectError(str(error)) from None
+        for option in self._options:
+            stream.setsockopt(*option)
+        return _Connection(stream.socket)
+
+
+class _Connection:
+    """One connection and the response that is being read from it."""
+
+    def __init__(self, sock: trio.socket.SocketType) -> None:
+        self._socket = sock
+        self._raw: socket.socket = sock._sock  # type: ignore[attr-defined]  # for reads without Trio's layers
+        self.start()
+
+    def start(self) -> None:
+        """Make ready for the next response."""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.parts: list[bytes] = []
+        self.status = 0
+        self.head_complete = self.complete = self.reusable = False
+        self.failure: httpx.RemoteProtocolError | None = None
+        self._objection = ""
+        self._until_eof = False
+        self._head_bytes = 0
+        self._parser = httptools.HttpResponseParser(_Callbacks(self))
+
+    def close(self) -> None:
+        """Close at once."""
+        self._socket.close()
+
+    def quiet(self) -> bool:
+        """Whether nothing has come while it was idle: neither bytes nor the engine's close."""
+        try:
+            poll = select.poll()
+            poll.register(self._raw, select.POLLIN)
+            return not poll.poll(0)
+        except (OSError, ValueError):
+            return False
+
+    async def send(self, data: bytes) -> None:
+        """Write the request."""
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[await self._socket.send(rest) :]
+        except OSError as error:
+            # An engine may answer early and close; its answer counts then.
+            if not await self._answer_is_there():
+                raise httpx.WriteError(str(error)) from None
+
+    async def _answer_is_there(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        try:
+            return bool(self._raw.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    async def head(self) -> None:
+        """Read until the response's head is complete."""
+        while not self.head_complete:
+            if self._head_bytes > MOST_HEAD_BYTES:
+                raise httpx.RemoteProtocolError(f"the response's head is larger than {MOST_HEAD_BYTES} bytes")
+            await self.feed()
+
+    async def feed(self) -> None:
+        """Read once and parse what came."""
+        while True:
+            await trio.lowlevel.wait_readable(self._raw)
+            try:
+                data = self._raw.recv(READ_BYTES)
+                break
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                if self._head_bytes == 0:
+                    raise httpx.ReadError(str(error)) from None
+                self._fail(str(error))
+                return
+        if not data:
+            self._end_of_file()
+            return
+        if not self.head_complete:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._fail("the engine switched protocols")
+        except httptools.HttpParserError as error:
+            if self.complete:
+                self.reusable = False  # Something came behind the response; nobody asked for it.
+            else:
+                self._fail(self._objection or str(error))
+
+    def _end_of_file(self) -> None:
+        if self.head_complete and self._until_eof:
+            self.complete = True
+        elif self._head_bytes == 0:
+            self._fail("the engine disconnected without a response")
+        else:
+            self._fail("the engine closed its connection before the response was complete")
+
+    def _fail(self, what: str) -> None:
+        """Fail, but not before what came well in the same read has been taken."""
+        self.failure = httpx.RemoteProtocolError(what)
+        if not self.head_complete:
+            raise self.failure
+
+    # Called by the parser.
+
+    def message_begins(self) -> None:
+        if self.complete:
+            raise _StopParsingError
+
+    def head_is_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        if self.status < 200:
+            self.headers.clear()
+            return
+        fields = {name.lower(): value for name, value in self.headers}
+        encoding = fields.get(b"transfer-encoding")
+        if encoding is not None and encoding.strip().lower() != b"chunked":
+            self._objection = "the response has a transfer encoding other than chunked"
+            raise _StopParsingError
+        self.head_complete = True
+        framed = encoding is not None or b"content-length" in fields or self.status in (204, 304)
+        self._until_eof = not framed
+        self.reusable = framed and self._parser.should_keep_alive()
+
+    def message_is_complete(self) -> None:
+        if self.head_complete:
+            self.complete = True
+
+
+class _StopParsingError(Exception):
+    """Stops the parser: at what comes behind a complete response, or at what we object to."""
+
+
+class _Callbacks:
+    """What the parser calls. Body pieces go to the list without a step of Python."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+        self.on_body = connection.parts.append
+        self.on_message_begin = connection.message_begins
+        self.on_headers_complete = connection.head_is_complete
+        self.on_message_complete = connection.message_is_complete
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._connection.head_complete:  # Trailers are dropped (RFC 9110, 6.5.1).
+            self._connection.headers.append((name, value))
+
+
+class _Body(httpx.AsyncByteStream):
+    """The response's body: each step is all that one read brought."""
+
+    def __init__(self, transport: DirectTransport, connection: _Connection) -> None:
+        self._transport = transport
+        self._connection: _Connection | None = connection
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        connection = self._connection
+        if connection is None:
+            raise StopAsyncIteration
+        parts = connection.parts
+        while not parts:
+            if connection.complete:
+                self._connection = None
+                self._transport.release(connection)
+                raise StopAsyncIteration
+            if connection.failure is not None:
+                raise connection.failure
+            await connection.feed()
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        return data
+
+    async def aclose(self) -> None:
+        """Close the connection, unless its response is over."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+async def _no_trace(_name: str, _info: dict[str, Any]) -> None: ...

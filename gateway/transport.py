@@ -1,0 +1,240 @@
+"""The border to httpx's world of requests, responses and exceptions.
+
+An engine is reached through a transport of httpx's kind alone: our own for plain HTTP
+(:mod:`gateway.direct`), httpx's for https. httpx's client would add cookies, redirects,
+decoding and headers of its own, none of which may touch a relayed byte. The pool is
+given no limit: slots are the limit, and httpcore's own loses connections when waiting
+requests are cancelled. HTTP/1.1 only: a cancelled HTTP/2 request of httpcore sends no
+reset, and the engine would go on.
+
+Foreign exceptions end here; above are only :class:`gateway.errors.EngineError` s.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import httpx
+import trio
+
+from gateway import config
+from gateway.direct import DirectTransport
+from gateway.engine import Answer, Call, Engine
+from gateway.errors import Code, EngineError, GatewayError
+from gateway.words import RawHeaders
+
+_KEEPALIVE_EXPIRY_SECONDS = 4.0
+"""Idle connections are let go before engines close them: uvicorn (vLLM, SGLang) and
+llama.cpp do after 5 s."""
+
+_TCP_USER_TIMEOUT = 18
+_SOCKET_OPTIONS: list[tuple[int, int, int]] = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    # An engine that is gone without a FIN is found after 10 + 3 x 5 = 25 s, in a silent prefill too.
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, 25_000),
+    # What the kernel takes in for a slow reader; left to itself it would be megabytes a stream.
+    (socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024),
+]
+
+_CONNECTED_EVENTS = frozenset({"connection.connect_tcp.complete", "connection.connect_unix_socket.complete"})
+_NO_TLS_EVENT = "connection.start_tls.failed"
+_WRITING_EVENT = "http11.send_request_headers.started"
+
+
+def make_engine(settings: config.Engine, *, connect_seconds: float) -> Engine:
+    """Build an engine of the configuration with its transport.
+
+    ``connect_seconds`` of 0 means no limit. Raises OSError or ssl.SSLError if ``ca`` can't be read.
+    """
+    unix = settings.url.startswith("unix:")
+    url = urlsplit("http://localhost" if unix else settings.url)
+    return Engine(
+        settings,
+        HttpxTransport(
+            url,
+            uds=settings.url.removeprefix("unix:") if unix else None,
+            ca=settings.ca,
+            connect_seconds=connect_seconds or None,
+        ),
+        host=url.netloc.encode("idna" if not url.netloc.isascii() else "ascii"),
+        prefix=url.path.rstrip("/").encode("ascii"),
+    )
+
+
+class HttpxTransport:
+    """Calls one engine over httpx's HTTP/1.1 transport."""
+
+    def __init__(
+        self, url: SplitResult, *, uds: str | None, ca: str | None, connect_seconds: float | None
+    ) -> None:
+        verify = ssl.create_default_context(cafile=ca) if url.scheme == "https" else False
+
+        options = _SOCKET_OPTIONS if uds is None else []
+
+        def transport(keepalive: int | None) -> httpx.AsyncBaseTransport:
+            if url.scheme == "http":
+                return DirectTransport(
+                    host=url.hostname or "",
+                    port=url.port or 80,
+                    uds=uds,
+                    socket_options=options,
+                    reuse=keepalive is None,
+                )
+            limits = httpx.Limits(
+                max_connections=None,
+                max_keepalive_connections=keepalive,
+                keepalive_expiry=_KEEPALIVE_EXPIRY_SECONDS,
+            )
+            return httpx.AsyncHTTPTransport(
+                verify=verify, uds=uds, limits=limits, trust_env=False, socket_options=options
+            )
+
+        self._url = httpx.URL(f"{url.scheme}://{url.netloc}")
+        self._timeout = {"connect": connect_seconds, "read": None, "write": None, "pool": None}
+        self._kept = transport(None)
+        self._fresh = transport(0)
+
+    @asynccontextmanager
+    async def open(self, call: Call) -> AsyncIterator[Answer]:
+        """Send ``call``; see :meth:`gateway.engine.Transport.open`."""
+        trace = _Trace(call.connected)
+        transport = self._fresh if call.fresh else self._kept
+        request = httpx.Request(
+            call.method.decode("ascii"),
+            self._url,
+            headers=call.headers,
+            stream=_Body(call.body),
+            # The target goes past httpx's URL, which would quote it anew.
+            extensions={"timeout": self._timeout, "trace": trace.event, "target": call.target},
+        )
+        del call  # It holds the body, and this frame lives as long as the answer.
+        with _translated(trace):
+            response = await transport.handle_async_request(request)
+        answer = _HttpxAnswer(response, trace)
+        try:
+            yield answer
+        finally:
+            await answer.aclose()
+
+    async def aclose(self) -> None:
+        """Close the idle connections."""
+        await self._kept.aclose()
+        await self._fresh.aclose()
+
+
+class _Body(httpx.AsyncByteStream):
+    """A request's body, forgotten once it is sent: httpcore keeps its request while the answer is read."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __aiter__(self) -> _Body:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._data:
+            raise StopAsyncIteration
+        data, self._data = self._data, b""
+        return data
+
+
+class _HttpxAnswer:
+    def __init__(self, response: httpx.Response, trace: _Trace) -> None:
+        self._response = response
+        self.status = response.status_code
+        self.headers: RawHeaders = response.headers.raw
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        self._body = response.stream.__aiter__()
+        self._trace = trace
+        trace.answered = True
+
+    async def receive(self) -> bytes:
+        with _translated(self._trace):
+            async for data in self._body:
+                if data:
+                    return data
+        return b""
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+        # If the body was cut, httpcore's generators are still suspended in it. Reading on from what is
+        # closed ends them here, and not in the garbage collector.
+        with trio.CancelScope(shield=True), suppress(httpx.TransportError):
+            async for _ in self._body:
+                pass
+
+
+class _Trace:
+    """What httpcore tells about the connection of one request."""
+
+    def __init__(self, when_connected: Callable[[], None]) -> None:
+        self._when_connected = when_connected
+        self._socket: Any = None
+        self.new_connection = False
+        self.connected = False
+        self.answered = False
+
+    async def event(self, name: str, info: dict[str, Any]) -> None:
+        if name in _CONNECTED_EVENTS:
+            self.new_connection = True
+            self._socket = info["return_value"]
+        elif name == _NO_TLS_EVENT:
+            # A handshake that is cancelled: httpcore forgets the socket, open as it is.
+            with trio.CancelScope(shield=True):
+                await self._socket.aclose()
+        elif name == _WRITING_EVENT:
+            self.connected = True
+            self._when_connected()
+
+
+@contextmanager
+def _translated(trace: _Trace) -> Iterator[None]:
+    try:
+        yield
+    except httpx.ConnectTimeout:
+        raise EngineError(Code.NO_ENGINE, "The engine didn't take the connection in time.") from None
+    except httpx.LocalProtocolError as error:
+        # A field or target that another server let through (HTTP/2 allows more) can't be said in HTTP/1.1.
+        raise GatewayError(
+            Code.INVALID_REQUEST, f"The request's head can't be passed on to an engine: {error}."
+        ) from None
+    except httpx.TransportError as error:
+        raise _engine_error(error, trace) from None
+
+
+def _engine_error(error: httpx.TransportError, trace: _Trace) -> EngineError:
+    reason = _reason(error)
+    if not trace.connected:
+        return _error(Code.NO_ENGINE, "The engine can't be reached", reason)
+    if trace.answered:
+        return _error(Code.ENGINE_FAILED, "The engine's answer broke off", reason)
+    broken_off = isinstance(error, httpx.ReadError | httpx.WriteError) or "disconnected" in reason
+    return _error(
+        Code.ENGINE_FAILED,
+        "The engine failed before it answered",
+        reason,
+        stale=broken_off and not trace.new_connection,
+    )
+
+
+def _error(code: Code, what: str, reason: str, *, stale: bool = False) -> EngineError:
+    return EngineError(code, f"{what}.", detail=f"{what}: {reason.rstrip('.')}.", stale=stale)
+
+
+def _reason(error: BaseException) -> str:
+    """Say what happened. The outer exceptions often have no words, but what they were raised upon has."""
+    said: BaseException | None = error
+    while said is not None:
+        if words := str(said):
+            return words
+        said = said.__cause__ or said.__context__
+    return type(error).__name__
