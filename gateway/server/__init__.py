@@ -1,0 +1,20 @@
+"""Hypercorn on Trio, on sockets of our own and with connections of our own.
+
+Hypercorn's protocols (h11, h2) are kept; what is replaced is what stands around them:
+how sockets are bound, how one connection's fault is contained, how a response that
+breaks off is ended. Each cure names the behaviour of Hypercorn it is for.
+"""
+
+from gateway.server.clocks import UnknownHypercornError, check_hypercorn
+from gateway.server.listeners import BindError, Listener, bind, tls_context
+from gateway.server.plane import Plane
+
+__all__ = [
+    "BindError",
+    "Listener",
+    "Plane",
+    "UnknownHypercornError",
+    "bind",
+    "check_hypercorn",
+    "tls_context",
+]

@@ -1,0 +1,284 @@
+"""One client connection: whatever happens on it stays on it.
+
+In Hypercorn an exception in one connection's handler leaves through the server's
+nursery and ends the process. Here it ends its connection, with one log line. A
+departure is seen at once, in every phase. A write can be cut off: Hypercorn shields its
+writes from cancellation, and a client that stops reading holds them for ever. Here a
+write that is cancelled resets its connection. (On HTTP/2 requests don't write, they
+leave that to a task of the connection.)
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import trio
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h11 import H2ProtocolAssumedError
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.typing import ConnectionState, LifespanState
+from hypercorn.utils import parse_socket_addr
+
+from gateway.server import peer
+from gateway.server.http1 import Http1
+from gateway.server.http2 import Http2
+from gateway.server.shared import Shared
+
+LINGER_SECONDS = 10.0
+LINGER_SILENCE_SECONDS = 1.0
+"""After our last byte what the client still sends is read and dropped, so long in all and
+while it goes on without a longer silence: closing with unread bytes makes the kernel
+send a reset, which can erase what we have said (RFC 9112, 9.6)."""
+
+PING_AFTER_SECONDS = 12.0
+"""An HTTP/2 client with open streams that was silent for so long is asked whether it lives,
+and is given as long again to answer."""
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Connection(TCPServer):
+    """A connection from accept to close."""
+
+    def __init__(self, shared: Shared, stream: Any) -> None:
+        super().__init__(shared.app, shared.config, shared.context, LifespanState({}), stream)
+        self.stream: Any = stream
+        self._shared = shared
+        self._socket = getattr(stream, "transport_stream", stream).socket
+        self._http: Any = None
+        self._make: Callable[[Any], Any]
+        self._closing = False
+        self._gone = False
+        self._over = False
+        self._reading = trio.CancelScope()
+        self._linger_until = 0.0
+        self._heard = trio.current_time()
+        self._pinged = False
+        self._progress: tuple[int | None, float] = (None, self._heard)
+
+    async def run(self) -> None:
+        """Serve the connection; raises nothing but Cancelled."""
+        try:
+            try:
+                with self._shared.hangups.watching(self._socket.fileno(), self._hung_up):
+                    await self._serve()
+            finally:
+                await trio.aclose_forcefully(self.stream)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must stay on this connection
+            self._shared.fault(error)
+        except BaseExceptionGroup as group:
+            cancelled, rest = group.split(trio.Cancelled)
+            if rest is not None:
+                if not isinstance(rest, Exception):
+                    raise
+                self._shared.fault(rest)
+            if cancelled is not None:
+                raise cancelled from None
+
+    def abort(self) -> None:
+        """Reset the connection. A write that is stuck ends at once, and so does reading."""
+        descriptor = self._socket.fileno()
+        if descriptor >= 0:
+            with suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self._shared.hangups.forget(descriptor, self._hung_up)
+            self._socket.close()
+
+    async def _serve(self) -> None:
+        alpn = None
+        tls = hasattr(self.stream, "do_handshake")
+        if tls:
+            try:
+                with trio.fail_after(self.config.ssl_handshake_timeout):
+                    await self.stream.do_handshake()
+            except (trio.BrokenResourceError, trio.TooSlowError):
+                return
+            alpn = self.stream.selected_alpn_protocol()
+        try:
+            client = parse_socket_addr(self._socket.family, self._socket.getpeername())
+            server = parse_socket_addr(self._socket.family, self._socket.getsockname())
+        except OSError:
+            return  # Gone before it was looked at.
+        async with TaskGroup() as task_group:
+            self._task_group = task_group
+            context = (
+                self.app,
+                self.config,
+                self.context,
+                task_group,
+                ConnectionState({}),
+                tls,
+                client,
+                server,
+            )
+            self._make = lambda kind: kind(
+                *context,
+                self.protocol_send,
+                abort=self.abort,
+                fault=self._shared.fault,
+                gone=self._is_gone,
+                write_now=None if tls else self._write_now,
+            )
+            self._http = self._make(Http2 if alpn == "h2" else Http1)
+            await self._http.initiate()
+            await self.idle_task.restart(task_group, self._idle_timeout)
+            await self._read_data()
+            await self.idle_task.stop()
+
+    def _is_gone(self) -> bool:
+        return self._gone
+
+    async def _read_data(self) -> None:
+        with self._reading:
+            while True:
+                try:
+                    data = await self.stream.receive_some(MAX_RECV)
+                except (trio.ClosedResourceError, trio.BrokenResourceError):
+                    break
+                if not data:
+                    break
+                self._heard = trio.current_time()
+                self._pinged = False
+                if self._closing:
+                    # Said all; what still comes is dropped.
+                    self._reading.deadline = min(self._heard + LINGER_SILENCE_SECONDS, self._linger_until)
+                    continue
+                await self._handle(bytes(data))
+                if self._gone and self._http.full():
+                    break
+        if self.send_lock.locked():
+            # The client has left; nobody will ever take what is stuck in the write.
+            self.abort()
+        self._over = True
+        await self._http.handle(Closed())
+
+    async def _handle(self, data: bytes) -> None:
+        try:
+            await self._http.handle(RawData(data))
+        except H2ProtocolAssumedError as error:
+            self._http = self._make(Http2)
+            await self._http.initiate()
+            await self._handle(error.data)
+
+    def _hung_up(self) -> None:
+        """The client has hung up. What it sent before is still read, unless there is no room for it."""
+        self._gone = True
+        if self._http is not None:
+            self._http.wake()
+
+    async def protocol_send(self, event: Event) -> None:
+        """Do what the protocol asks for: write, close, or mind the idle clock."""
+        if isinstance(event, RawData):
+            await self._write(event.data)
+        elif isinstance(event, Closed):
+            await self._linger()
+            await self._http.handle(Closed())
+        elif isinstance(event, Updated):
+            if event.idle and self._over:
+                return  # An idle clock started now would hold the connection open.
+            elif event.idle and self._shared.context.ending:
+                await self._end_idle()
+            elif event.idle:
+                await self.idle_task.restart(self._task_group, self._idle_timeout)
+            else:
+                await self.idle_task.stop()
+
+    def _write_now(self, data: bytes) -> int:
+        """Write what the socket takes without waiting; return how many bytes that was."""
+        if self._closing or self._over or self.send_lock.locked():
+            return 0
+        try:
+            return os.write(self._socket.fileno(), data)
+        except OSError:
+            return 0  # It is full, or broken; whoever waits for it finds out.
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            async with self.send_lock:
+                await self.stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            await self._http.handle(Closed())
+            # The request has been cancelled by that; it must not take the bytes for sent.
+            await trio.lowlevel.checkpoint_if_cancelled()
+        except trio.Cancelled:
+            # Nobody knows what of it has left. Nothing sensible can follow.
+            self.abort()
+            raise
+
+    async def _linger(self) -> None:
+        """Say that we have said all; the reading goes on for a moment."""
+        if self._closing:
+            return
+        self._closing = True
+        now = trio.current_time()
+        self._linger_until = now + LINGER_SECONDS
+        self._reading.deadline = now + LINGER_SILENCE_SECONDS
+        with trio.CancelScope(shield=True):
+            try:
+                if isinstance(self.stream, trio.SSLStream):
+                    async with self.send_lock:
+                        # TLS has no half-close in Trio. The transport's FIN says enough.
+                        await self.stream.transport_stream.send_eof()
+                else:
+                    async with self.send_lock:
+                        await self.stream.send_eof()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self._reading.cancel()
+
+    async def _idle_timeout(self) -> None:
+        with trio.move_on_after(self.config.keep_alive_timeout):
+            await self.context.terminated.wait()
+        with trio.CancelScope(shield=True):
+            await self._end_idle()
+
+    async def _end_idle(self) -> None:
+        if not isinstance(self._http, Http2):
+            self._reading.cancel()
+        elif self._http.idle and not self._closing:
+            await self._http.close_gracefully()
+
+    # Looked at once a second or so, from outside.
+
+    def look_after(self, now: float) -> None:
+        """Cut off a client that has stalled or vanished. ``now`` is Trio's clock."""
+        http = self._http
+        if http is None or (self._closing and not self.send_lock.locked()):
+            return
+        state = peer.look(self._socket)
+        if state is not None and state.vanished:
+            self.abort()
+        elif self._stalled(now, state):
+            for stream in http.open_streams():
+                stream.give_up()
+            self.abort()
+        elif isinstance(http, Http2):
+            if state is not None and state.unacknowledged:
+                # A ping would be behind that. TCP's own clocks and the stall clock know more.
+                self._heard = now
+            self._look_after_http2(http, now)
+
+    def _stalled(self, now: float, state: peer.Peer | None) -> bool:
+        """Whether a write was stuck for ``stall_seconds`` and nothing was acknowledged meanwhile."""
+        acknowledged = state.acknowledged if state is not None else 0
+        if not self.send_lock.locked() or acknowledged != self._progress[0]:
+            self._progress = (acknowledged, now)
+            return False
+        return 0 < self._shared.stall_seconds <= now - self._progress[1]
+
+    def _look_after_http2(self, http: Http2, now: float) -> None:
+        if self._shared.stall_seconds:
+            http.end_stalled(now - self._shared.stall_seconds)
+        silent = now - self._heard
+        if http.idle or silent < PING_AFTER_SECONDS:
+            return
+        if not self._pinged:
+            self._pinged = True
+            http.pings.ask()
+        elif silent >= 2 * PING_AFTER_SECONDS:
+            self.abort()

@@ -1,0 +1,296 @@
+"""HTTP/1.1 (and 1.0) on one connection.
+
+Hypercorn's protocol on h11, with the edges that a gateway needs:
+
+* It goes on reading while it answers. Hypercorn stops at the first byte behind a
+  request, a stray CRLF for instance, and from then on doesn't see the client leave.
+  What is behind the request is taken in, bounded, and handled when its turn comes.
+* Heads on which two readers could disagree are refused (RFC 9112, 5.2 and 6.3): h11
+  accepts Content-Length beside Transfer-Encoding, repeated lengths and folded lines.
+* An answer that comes before the request has arrived reaches its client: what is left
+  of a known, small body is dropped and the connection goes on; else the connection
+  lingers before it closes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import h11
+import trio
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.events import Body, EndBody, Response
+from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
+from hypercorn.utils import suppress_body
+
+from gateway.server.clocks import MOST_FIELDS, MOST_HEAD_BYTES
+from gateway.server.lane import Lane
+from gateway.server.stream import Head, HttpStream
+
+MOST_BEHIND_BYTES = 64 * 1024
+"""Bytes kept behind the request that is being answered. With more the connection ends after
+its answer and the rest is dropped: left in the kernel it would hide the client's departure."""
+
+MOST_BODY_AHEAD_BYTES = 64 * 1024
+"""Body bytes that the application hasn't taken yet, beyond which reading waits."""
+
+MOST_DROPPED_BYTES = 1 << 20
+"""What is left of a body after its early answer is dropped up to this size."""
+
+_AT_ONCE_EVENTS = 64
+"""Events that are handled before others get their turn: chunks can be a byte each."""
+
+_MIGHT_SWITCH: Any = h11.MIGHT_SWITCH_PROTOCOL  # type: ignore[attr-defined]
+_LINE_ENDS = b"\r\n"
+_FOLDED = re.compile(rb"\n[ \t]")
+_LENGTH = re.compile(rb"\ncontent-length[ \t]*:([^\n]*)", re.IGNORECASE)
+_ENCODING = re.compile(rb"\ntransfer-encoding[ \t]*:", re.IGNORECASE)
+
+
+class Http1(H11Protocol):
+    """One HTTP/1 connection.
+
+    ``abort`` resets it, ``fault`` is told of an application's exception, ``gone`` says whether
+    the client has hung up: then nothing waits any more.
+    """
+
+    def __init__(
+        self,
+        *context: Any,
+        abort: Callable[[], None],
+        fault: Callable[[BaseException], None],
+        gone: Callable[[], bool],
+        write_now: Callable[[bytes], int] | None,
+    ) -> None:
+        super().__init__(*context)
+        self.context: Any = self.context
+        self._abort = abort
+        self._fault = fault
+        self._gone = gone
+        self._write_now = write_now
+        self._handling = trio.Lock()
+        self._resumed = trio.Event()
+        self._body_left: int | None = None
+        self._closed = False
+        self._last = False
+        """Nothing more is taken in: the connection ends after this request."""
+
+    async def handle(self, event: Event) -> None:
+        """Take what the connection has read, or that it is closed."""
+        if not isinstance(event, RawData):
+            self._closed = True
+            self._resume()
+            await super().handle(event)
+            return
+        data = event.data
+        if self._had_all():
+            return
+        if self.connection.their_state is h11.IDLE and not self._kept():
+            data = data.lstrip(_LINE_ENDS)
+        if data:
+            self.connection.receive_data(data)
+            await self._handle_events()
+        if self._answering() and len(self._kept()) > MOST_BEHIND_BYTES:
+            self._last = True
+        while self.full() and not self._gone():
+            await self._resumed.wait()
+
+    def full(self) -> bool:
+        """Whether no more is to be taken in for now."""
+        return not self._closed and self._body_is_ahead()
+
+    def wake(self) -> None:
+        """Look again whether there is anything to wait for."""
+        self._resume()
+
+    def open_streams(self) -> list[HttpStream]:
+        """Return the streams of requests that aren't answered."""
+        return [self.stream] if isinstance(self.stream, HttpStream) else []
+
+    def _answering(self) -> bool:
+        """Whether the request is complete and its response isn't."""
+        return self.connection.their_state in {h11.DONE, h11.MUST_CLOSE, _MIGHT_SWITCH}
+
+    def _had_all(self) -> bool:
+        """Whether no more is to come. What stands behind the last request does it no harm."""
+        return self._last or self.connection.their_state is h11.MUST_CLOSE
+
+    def _kept(self) -> bytes:
+        """Return the bytes that h11 holds and hasn't handled."""
+        return self.connection.trailing_data[0]
+
+    def _body_is_ahead(self) -> bool:
+        stream = self.stream
+        return isinstance(stream, HttpStream) and stream.inbox.held > MOST_BODY_AHEAD_BYTES
+
+    def _resume(self, _taken: int = 0) -> None:
+        if self._resumed.statistics().tasks_waiting:
+            self._resumed.set()
+            self._resumed = trio.Event()
+
+    async def _handle_events(self) -> None:
+        async with self._handling:
+            handled = 0
+            while not self._had_all() and await self._handle_one():
+                handled += 1
+                if handled % _AT_ONCE_EVENTS == 0:
+                    await trio.lowlevel.checkpoint()
+
+    async def _handle_one(self) -> bool:
+        """Handle one event of the client's; False when there is none for now."""
+        if self.connection.their_state is h11.IDLE:
+            status = self._refusal_of(self._kept())
+            if status:
+                await self._refuse(status)
+                return False
+        try:
+            event = self.connection.next_event()
+        except h11.RemoteProtocolError as error:
+            await self._refuse(error.error_status_hint)
+            return False
+        if isinstance(event, h11.Request):
+            await self._begin(event)
+        elif isinstance(event, h11.Data):
+            if self._body_left is not None:
+                self._body_left -= len(event.data)
+            if self.stream is not None:
+                await self.stream.handle(Body(stream_id=STREAM_ID, data=bytes(event.data)))
+        elif isinstance(event, h11.EndOfMessage):
+            if self.stream is None:
+                # The answer came early and the rest of the body is dropped: on to the next request.
+                await self._maybe_recycle()
+                return False
+            await self.stream.handle(EndBody(stream_id=STREAM_ID))
+        else:
+            return False  # It needs data, is paused behind a request, or has ended.
+        return True
+
+    async def _begin(self, event: h11.Request) -> None:
+        await self._check_protocol(event)
+        await self.send(Updated(idle=False))
+        if event.http_version in (b"1.1", b"1.0"):
+            await self._create_stream(event)
+        else:
+            await self._refuse(505)
+
+    @staticmethod
+    def _refusal_of(head: bytes) -> int:
+        """Return the status for a head that h11 would take although it is too large or dubious, or 0."""
+        ends = [end for end in (head.find(b"\n\r\n"), head.find(b"\n\n")) if end >= 0]
+        if not ends:
+            return 0  # h11 bounds an incomplete head.
+        head = head[: min(ends)]
+        if len(head) > MOST_HEAD_BYTES or head.count(b"\n") > MOST_FIELDS:
+            return 431
+        lengths = _LENGTH.findall(head)
+        encoded = _ENCODING.search(head) is not None
+        dubious = (
+            _FOLDED.search(head) is not None
+            or len(lengths) > 1
+            or any(b"," in length for length in lengths)
+            or (encoded and (bool(lengths) or head.partition(b"\n")[0].rstrip().endswith(b"HTTP/1.0")))
+        )
+        return 400 if dubious else 0
+
+    async def _refuse(self, status: int) -> None:
+        """Answer a faulty head or framing, and close."""
+        self._last = True
+        if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            await self._send_error_response(status)
+        await self.send(Closed())
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Find HTTP/2 with prior knowledge (RFC 9113, 3.3). ``Upgrade: h2c`` is ignored."""
+        prior_knowledge = event.method == b"PRI" and event.target == b"*" and event.http_version == b"2.0"
+        if prior_knowledge and self.keep_alive_requests == 0:
+            raise H2ProtocolAssumedError(b"PRI * HTTP/2.0\r\n\r\n" + self._kept())
+
+    async def stream_send(self, event: Any) -> None:
+        """Take what the application sends. While we drain, each response is its connection's last."""
+        if isinstance(event, Response) and (self.context.ending or self._last or self._body_may_not_come()):
+            event.headers.append((b"Connection", b"close"))
+        await super().stream_send(event)
+        if isinstance(event, Response):
+            self._open_lane(event)
+
+    def _open_lane(self, head: Response) -> None:
+        """Give the response's body its short way, if h11 need not count it."""
+        stream = self.stream
+        if self._write_now is None or not isinstance(stream, HttpStream):
+            return
+        counted = any(name.lower() == b"content-length" for name, _ in head.headers)
+        if counted or suppress_body(stream.scope["method"], head.status_code):
+            return
+        chunked = stream.scope["http_version"] != "1.0"
+        stream.lane = Lane(self._write_now, self._write_raw, chunked=chunked)
+        stream.send_now = stream.lane.send_now
+
+    async def _write_raw(self, data: bytes) -> None:
+        await self.send(RawData(data))
+
+    def _body_may_not_come(self) -> bool:
+        """Whether the client was never told to send its body: what follows could be that or a request."""
+        return bool(self.connection.they_are_waiting_for_100_continue)
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        self.keep_alive_requests += 1
+        headers = list(request.headers)
+        length = next((value for name, value in headers if name == b"content-length"), None)
+        self._body_left = int(length) if length is not None else None
+        stream = HttpStream(
+            self, STREAM_ID, abort=self._abort, body_taken=self._resume, wants_body=self._wants_body
+        )
+        self.stream = stream
+        stream.start(
+            Head(request.http_version.decode(), request.method, request.target, headers), self._fault
+        )
+
+    def _wants_body(self) -> None:
+        """Tell a client that waits for it (``Expect: 100-continue``) to go on."""
+        if self.connection.they_are_waiting_for_100_continue:
+            self.task_group.spawn(self._continue)
+
+    async def _continue(self) -> None:
+        if self.connection.they_are_waiting_for_100_continue:
+            await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+
+    async def _send_h11_event(self, event: Any) -> None:
+        try:
+            data = self.connection.send(event)
+        except h11.LocalProtocolError:
+            # The application and the connection's state have gone apart: the client's fault was
+            # answered meanwhile, or a body's length isn't what was announced.
+            await self.send(Closed())
+            return
+        if data:
+            await self.send(RawData(data))
+
+    async def _maybe_recycle(self) -> None:
+        """Go on to the next request after a response, or close."""
+        await self._close_stream()
+        connection = self.connection
+        small_rest = self._body_left is not None and self._body_left <= MOST_DROPPED_BYTES
+        if self._last or self.context.terminated.is_set() or connection.our_state is not h11.DONE:
+            await self.send(Closed())
+        elif connection.their_state is h11.DONE:
+            rest = self._kept()
+            connection.start_next_cycle()
+            if rest.startswith((b"\r", b"\n")):
+                # Old clients end a body with a CRLF that isn't part of it (RFC 9112, 2.2); h11 refuses it.
+                rest = rest.lstrip(_LINE_ENDS)
+                most = self.config.h11_max_incomplete_size
+                self.connection = h11.Connection(h11.SERVER, max_incomplete_event_size=most)
+                if rest:
+                    self.connection.receive_data(rest)
+            self._body_left = None
+            await self.send(Updated(idle=True))
+            if rest:
+                self.task_group.spawn(self._handle_events)
+        elif connection.their_state is h11.SEND_BODY and small_rest:
+            # The rest is dropped as it comes; the idle clock minds that it does come.
+            await self.send(Updated(idle=True))
+        else:
+            await self.send(Closed())
+        self._resume()

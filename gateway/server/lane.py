@@ -1,0 +1,61 @@
+"""The short way for the body of an HTTP/1.1 response on plain TCP.
+
+Once Hypercorn has sent the head, body pieces are framed here and go to the socket past
+h11 and the layers above it, which keep the response's state: they send the head before
+and the end after. h11 has no state between chunks (and none at all where the end of the
+connection ends the body), so it doesn't miss them. A body of announced length takes the
+ordinary way: h11 counts it.
+
+This is the one seam into Hypercorn's sending side; where it doesn't fit (TLS, announced
+length), everything works without it, with more steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+LARGE_BYTES = 16 * 1024
+
+
+class Lane:
+    """Sends one response's body pieces. ``write_now`` sends without waiting, ``write`` waits."""
+
+    def __init__(
+        self, write_now: Callable[[bytes], int], write: Callable[[bytes], Awaitable[None]], *, chunked: bool
+    ) -> None:
+        self._write_now = write_now
+        self._write = write
+        self._chunked = chunked
+
+    def send_now(self, data: bytes) -> bytes | None:
+        """Send a piece as far as the socket takes it at once.
+
+        Returns what is left, framed, for :meth:`send_rest`; None if nothing could be sent,
+        not even in part.
+        """
+        framed = self._framed(data)
+        sent = self._write_now(framed)
+        return framed[sent:] if sent else None
+
+    async def send_rest(self, framed: bytes) -> None:
+        """Send what :meth:`send_now` left."""
+        await self._write(framed)
+
+    async def send(self, data: bytes) -> None:
+        """Send a piece: what the socket takes at once, then the rest.
+
+        A large one isn't copied into its frame: the copy would stay for as long as the client
+        doesn't read.
+        """
+        if self._chunked and len(data) > LARGE_BYTES:
+            await self._write(b"%x\r\n" % len(data))
+            await self._write(data)
+            await self._write(b"\r\n")
+            return
+        framed = self._framed(data)
+        sent = self._write_now(framed)
+        if sent < len(framed):
+            await self._write(framed[sent:])
+
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data

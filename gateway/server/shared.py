@@ -1,0 +1,35 @@
+"""What the connections of a plane have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
+
+from gateway.server.hangups import Hangups
+
+
+class Context(WorkerContext):
+    """What all connections of a plane know of its end."""
+
+    draining = False
+
+    @property
+    def ending(self) -> bool:
+        """Whether an idle connection is to be closed."""
+        return self.draining or bool(self.terminated.is_set())
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the connections of a plane share. ``stall_seconds`` of 0 is off."""
+
+    app: Any
+    config: Config
+    context: Context
+    hangups: Hangups
+    fault: Callable[[BaseException], None]
+    stall_seconds: float
