@@ -1,0 +1,49 @@
+"""``gateway check``: show the effective configuration and ask every engine whether it answers."""
+
+from __future__ import annotations
+
+import time
+
+import trio
+
+from gateway import config
+from gateway.engine import Engine
+from gateway.models import EngineModels, ask_models
+from gateway.service import make_engines, make_tls
+
+_ASK_SECONDS = 5.0
+
+
+async def run(settings: config.Config) -> int:
+    """Print the configuration and a line for each engine.
+
+    Returns the exit code: 0 if every engine answered, 1 if one did not.
+    """
+    print(config.show(settings))
+    make_tls(settings)
+    engines = make_engines(settings)
+    answers: dict[str, bool] = {}
+    async with trio.open_nursery() as nursery:
+        for engine in engines:
+            nursery.start_soon(_ask, engine, answers)
+    for engine in engines:
+        await engine.transport.aclose()
+    print("No tenants are configured: whoever reaches server.listen may use every model.")
+    return 0 if all(answers.values()) else 1
+
+
+async def _ask(engine: Engine, answers: dict[str, bool]) -> None:
+    started = time.monotonic()
+    found = EngineModels(problem=f"no answer within {_ASK_SECONDS:g} s")
+    with trio.move_on_after(_ASK_SECONDS):
+        found = await ask_models(engine)
+    took = (time.monotonic() - started) * 1000
+    answers[engine.name] = found.problem is None
+    where = f'engine "{engine.name}" ({engine.settings.kind}, {engine.settings.url})'
+    if found.problem is not None:
+        print(f"{where}: {found.problem}")
+        return
+    print(f"{where}: answers in {took:.0f} ms, serves {', '.join(found.names) or 'no models'}")
+    missing = [] if engine.serves_any else [m for m in engine.settings.models if m not in found.names]
+    if missing:
+        print(f"{where}: doesn't list {', '.join(missing)}, named in its models")

@@ -1,0 +1,96 @@
+"""The ``gateway`` command.
+
+Exit codes: 0 well, 2 the configuration is at fault, 1 everything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+
+import structlog
+import trio
+
+import gateway
+from gateway import check, config, service
+from gateway.server import BindError, UnknownHypercornError, check_hypercorn
+from gateway.telemetry import configure_logging
+
+log = structlog.get_logger("gateway.cli")
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    configure_logging()
+    try:
+        check_hypercorn()
+        settings = config.load(options.config)
+        if options.command == "check":
+            return trio.run(check.run, settings)
+    except config.ConfigError as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    except UnknownHypercornError as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    return trio.run(_serve, settings)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gateway", description="A streaming gateway in front of self-hosted LLM engines."
+    )
+    parser.add_argument("--version", action="version", version=f"gateway {gateway.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, about in (
+        ("serve", "run the gateway (SIGTERM or Ctrl-C drains, a second one ends it now)"),
+        ("check", "validate the configuration, show it, and ask every engine whether it answers"),
+    ):
+        command = commands.add_parser(name, help=about, description=about)
+        command.add_argument(
+            "--config",
+            default="config.toml",
+            metavar="FILE",
+            help="configuration file (default: %(default)s)",
+        )
+    return parser
+
+
+async def _serve(settings: config.Config) -> int:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        async with trio.open_nursery() as nursery:
+            try:
+                running: service.Service = await nursery.start(_until_drained, settings, nursery.cancel_scope)
+            except BindError as error:
+                print(error, file=sys.stderr)
+                return EXIT_FAILED
+            except config.ConfigError as error:
+                print(error, file=sys.stderr)
+                return EXIT_CONFIG
+            log.info("ready", listen=running.listen, admin=running.admin)
+            ending = False
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    log.warning("reloading is not supported; restart to apply a new configuration")
+                elif ending:
+                    log.warning("second signal: ending now", live_requests=len(running.gateway.requests))
+                    nursery.cancel_scope.cancel()
+                    return EXIT_FAILED
+                else:
+                    ending = True
+                    running.drain()
+    return EXIT_OK
+
+
+async def _until_drained(
+    settings: config.Config, everything: trio.CancelScope, *, task_status: trio.TaskStatus[service.Service]
+) -> None:
+    await service.run(settings, task_status=task_status)
+    everything.cancel()

@@ -1,0 +1,189 @@
+"""The client's side of a request in ASGI's terms.
+
+One task calls ``receive`` for as long as the request lives, also when nobody wants the
+body any more: an undelivered message would block the whole connection. Sources: ASGI
+HTTP specification 2.5.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
+from typing import Any, Protocol
+
+import trio
+
+from gateway.bodies import SMALL_BYTES, BodyBudget
+from gateway.config import Server
+from gateway.errors import Code, GatewayError
+from gateway.headers import Fields, find
+from gateway.request import Request
+from gateway.words import RawHeaders
+
+_DIGITS = re.compile(rb"[0-9]{1,15}")
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+class Lane(Protocol):
+    """A short way for body pieces past the server's layers."""
+
+    async def send(self, data: bytes) -> None:
+        """Send a piece."""
+
+    async def send_rest(self, framed: bytes) -> None:
+        """Send what ``send_now`` left of a piece."""
+
+
+class ServerStream(Protocol):
+    """The request's stream in our own server."""
+
+    abort: Callable[[], None]
+    """Cuts the client off at once, a write in progress too."""
+    send_now: Callable[[bytes], bytes | None]
+    """Sends a piece of the body without waiting; see :meth:`gateway.server.lane.Lane.send_now`."""
+    lane: Lane | None
+    """A short way for the body, once the head is sent; None where there is none."""
+    wants_body: Callable[[], None]
+    """Says that the body is wanted: a client that waits for ``100 Continue`` gets it."""
+
+
+class AsgiClient:
+    """Reads the body and writes the response of one request.
+
+    ``stream`` is what our own server offers beyond ASGI; None with any other server.
+    """
+
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        *,
+        headers: Fields,
+        limits: Server,
+        budget: BodyBudget,
+        stream: ServerStream | None = None,
+    ) -> None:
+        self._stream = stream
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+        self._budget = budget
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._reserved = self._whole = 0
+        self._complete = trio.Event()
+        self._wanted = True
+        self._refusal: GatewayError | None = None
+        declared = find(headers, b"content-length")
+        self._declared = int(declared) if declared and _DIGITS.fullmatch(declared) else None
+        if self._declared is not None and self._declared > limits.max_body_bytes:
+            self._refuse()
+
+    async def watch(self, request: Request) -> None:
+        """Take in the body, then wait for the client to leave and tell ``request``."""
+        try:
+            while True:
+                if self._wanted and not self._complete.is_set():
+                    await self._reserve()
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    request.client_left()
+                    return
+                if self._wanted:
+                    self._take(message.get("body", b""), message.get("more_body", False))
+        finally:
+            self.drop_body()
+
+    async def body(self) -> bytes:
+        """Return the whole body. Raises GatewayError ``body_too_large`` or ``body_timeout``."""
+        if self._refusal is None:
+            if self._stream is not None:
+                self._stream.wants_body()
+            with trio.move_on_after(self._limits.body_seconds):
+                await self._complete.wait()
+        if self._refusal is not None:
+            raise self._refusal
+        if not self._complete.is_set():
+            self.drop_body()
+            raise GatewayError(
+                Code.BODY_TIMEOUT, f"The request body didn't arrive within {self._limits.body_seconds:g} s."
+            )
+        if len(self._pieces) != 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0]
+
+    def drop_body(self) -> None:
+        """Forget the body, and what is still to come of it."""
+        self._wanted = False
+        self._pieces.clear()
+        self._give_back(self._reserved)
+
+    def abort(self) -> None:
+        """Cut the client off, a write in progress too. Only our own server can."""
+        if self._stream is not None:
+            self._stream.abort()
+
+    async def begin(self, status: int, headers: RawHeaders) -> None:
+        """Send the response's head, with a Date if the engine gave none (RFC 9110, 6.6.1)."""
+        if find(headers, b"date") is None:
+            headers = [*headers, (b"Date", formatdate(usegmt=True).encode("ascii"))]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def send_now(self, data: bytes) -> bytes | None:
+        """Send a piece of the body without waiting, if that can be done."""
+        return self._stream.send_now(data) if self._stream is not None else None
+
+    async def send_rest(self, rest: bytes) -> None:
+        """Send what ``send_now`` has left."""
+        assert self._stream is not None
+        assert self._stream.lane is not None
+        await self._stream.lane.send_rest(rest)
+
+    async def send(self, data: bytes) -> None:
+        """Send a piece of the response's body."""
+        if self._stream is not None and self._stream.lane is not None:
+            await self._stream.lane.send(data)
+            return
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self) -> None:
+        """End the response well."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _reserve(self) -> None:
+        """Have room for what may come. A body of undeclared length counts as small until it isn't."""
+        if self._declared is not None:
+            whole = self._declared
+        else:
+            whole = SMALL_BYTES if self._size < SMALL_BYTES else self._limits.max_body_bytes
+        if whole > self._reserved:
+            self._give_back(self._reserved)
+            await self._budget.take(whole, whole=whole)
+            self._reserved = self._whole = whole
+
+    def _give_back(self, size: int) -> None:
+        if size > 0:
+            self._reserved -= size
+            self._budget.give_back(size, whole=self._whole)
+
+    def _take(self, piece: bytes, more: bool) -> None:
+        self._size += len(piece)
+        if self._size > self._limits.max_body_bytes:
+            self._refuse()
+            return
+        if piece:
+            self._pieces.append(piece)
+        if not more:
+            self._give_back(self._reserved - self._size)
+            self._complete.set()
+
+    def _refuse(self) -> None:
+        self.drop_body()
+        self._refusal = GatewayError(
+            Code.BODY_TOO_LARGE,
+            f"The request body is larger than {self._limits.max_body_bytes} bytes (server.max_body_bytes).",
+        )
+        self._complete.set()

@@ -1,0 +1,136 @@
+"""One gateway from start to end: both planes, the telemetry, and the drain."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import structlog
+import trio
+
+from gateway.app import DataPlane
+from gateway.config import Config, ConfigError, Fault
+from gateway.control import control_plane
+from gateway.engine import Engine
+from gateway.gateway import DRAIN_FAREWELL_SECONDS, Gateway
+from gateway.server import Listener, Plane, bind, tls_context
+from gateway.telemetry import Sink, Telemetry
+from gateway.transport import make_engine
+
+log = structlog.get_logger("gateway.service")
+
+_ADMIN_CONNECTIONS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A running gateway: where it listens, and the handle to end it."""
+
+    listen: tuple[str, ...]
+    admin: str
+    gateway: Gateway
+    _drain: trio.Event = field(default_factory=trio.Event)
+
+    def drain(self) -> None:
+        """Begin the drain: admit nobody, let streams end, then end. :func:`run` returns after it."""
+        self._drain.set()
+
+    async def drain_requested(self) -> None:
+        """Wait for :meth:`drain`."""
+        await self._drain.wait()
+
+
+async def run(
+    config: Config,
+    *,
+    sink: Sink | None = None,
+    task_status: trio.TaskStatus[Service] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a gateway until it has drained. Cancelling it ends everything at once.
+
+    ``sink`` gets each access record instead of standard output. Raises BindError when an
+    address can't be listened on, ConfigError for TLS files that can't be used.
+    """
+    telemetry = Telemetry(sink=sink)
+    engines = make_engines(config)
+    gateway = Gateway(config, engines, ended=telemetry.ended)
+    telemetry.watch(gateway)
+    tls = make_tls(config)
+    listeners: list[Listener] = []
+    try:
+        scheme = "https" if tls else "http"
+        listeners.extend(bind(address, scheme=scheme) for address in config.server.listen)
+        admin = bind(config.server.admin)
+        listeners.append(admin)
+        data = Plane(
+            DataPlane(gateway),
+            listeners[:-1],
+            name="data",
+            tls=tls,
+            most_connections=config.server.max_connections,
+            stall_seconds=config.stream.stall_seconds,
+        )
+        control = Plane(
+            control_plane(gateway, telemetry), [admin], name="control", most_connections=_ADMIN_CONNECTIONS
+        )
+        service = Service(tuple(each.name for each in listeners[:-1]), admin.name, gateway)
+        # The records are written to the end, also when everything is cancelled at once.
+        async with telemetry.writing(), trio.open_nursery() as nursery:
+            await nursery.start(data.serve)
+            await nursery.start(control.serve)
+            task_status.started(service)
+            await service.drain_requested()
+            await _drain(gateway, data)
+            await control.close()
+            nursery.cancel_scope.cancel()
+    finally:
+        for listener in listeners:
+            listener.socket.close()
+        with trio.move_on_after(1, shield=True):
+            for engine in engines:
+                await engine.transport.aclose()
+
+
+async def _drain(gateway: Gateway, data: Plane) -> None:
+    seconds = gateway.config.server.drain_seconds
+    log.info("draining", live_requests=len(gateway.requests), at_most_seconds=seconds)
+    data.drain()
+    gateway.drain()
+    with trio.move_on_after(seconds):
+        await gateway.requests.none_left()
+    if len(gateway.requests):
+        log.info("drain deadline reached, ending the rest", live_requests=len(gateway.requests))
+        gateway.end_streams()
+        with trio.move_on_after(DRAIN_FAREWELL_SECONDS + 0.25):
+            await gateway.requests.none_left()
+    await data.close()
+
+
+def make_engines(config: Config) -> list[Engine]:
+    """Make all engines of the configuration. Raises ConfigError when a ``ca`` can't be used."""
+    engines = []
+    for number, settings in enumerate(config.engines):
+        with _fault_of(f"engine[{number}].ca"):
+            engines.append(make_engine(settings, connect_seconds=config.stream.connect_seconds))
+    return engines
+
+
+def make_tls(config: Config) -> ssl.SSLContext | None:
+    """Make the TLS context of the API, if it has one. Raises ConfigError for files that can't be used."""
+    tls = config.server.tls
+    if tls is None:
+        return None
+    with _fault_of("server.tls"):
+        return tls_context(tls.certificate, tls.key)
+
+
+@contextmanager
+def _fault_of(key: str) -> Iterator[None]:
+    """Say which key is at fault when the content of a file it names can't be used."""
+    try:
+        yield
+    except (OSError, ssl.SSLError) as error:
+        message = f"the file can't be used: {error}"
+        raise ConfigError((Fault("configuration", key, message, "is it the right PEM file?"),)) from None

@@ -1,0 +1,221 @@
+"""What the gateway tells about its requests: access records and metrics.
+
+A request's end is only noted here; records are written a moment later by a task of
+their own, many in one go. When hundreds of readers leave at one instant their engines
+are told first and the paperwork is done after. Writing happens in a thread, so that a
+full pipe holds up nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import structlog
+import trio
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from gateway.gateway import Gateway
+from gateway.request import Request
+
+Sink = Callable[[dict[str, Any]], None]
+
+_GATHER_SECONDS = 0.02
+"""Records are written at most this much later than their request's end."""
+
+_LAST_FLUSH_SECONDS = 1.0
+
+_MOST_UNWRITTEN = 100_000
+"""Records kept while standard output doesn't take them; newer ones are dropped and counted."""
+
+_QUEUE_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+_TEARDOWN_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+
+
+class Telemetry:
+    """Collects what has ended, writes the records, and keeps the metrics.
+
+    ``sink`` receives each record instead of standard output, if given.
+    """
+
+    def __init__(self, *, sink: Sink | None = None) -> None:
+        self.registry = CollectorRegistry()
+        self._sink = sink
+        self._unwritten: deque[dict[str, Any]] = deque()
+        self._dropped = 0
+        self._something = trio.Event()
+        self._flushing = trio.CancelScope()
+        self._requests = Counter(
+            "gateway_requests",
+            "Requests ended, by how they ended.",
+            ("route", "model", "engine", "outcome"),
+            registry=self.registry,
+        )
+        self._queue_wait = self._histogram(
+            "gateway_queue_wait_seconds", "Waiting for a slot, of requests that got one.", _QUEUE_BUCKETS
+        )
+        self._ttft = self._histogram(
+            "gateway_ttft_seconds", "From a request's arrival to its answer's first content.", _TTFT_BUCKETS
+        )
+        self._teardown = self._histogram(
+            "gateway_teardown_seconds",
+            "From a disconnect seen to the engine's side closed.",
+            _TEARDOWN_BUCKETS,
+        )
+
+    def watch(self, gateway: Gateway) -> None:
+        """Show the gauges of ``gateway`` in :meth:`metrics`, read when they are asked for."""
+        self.registry.register(_Live(gateway, self))
+
+    @property
+    def dropped(self) -> int:
+        """Access records that could not be written."""
+        return self._dropped
+
+    def metrics(self) -> bytes:
+        """Return all metrics in the Prometheus text format."""
+        return generate_latest(self.registry)
+
+    def ended(self, request: Request) -> None:
+        """Note the end of a request."""
+        record = request.record()
+        self._requests.labels(
+            request.route, request.model_label, request.engine or "", record["outcome"]
+        ).inc()
+        for histogram, seconds in (
+            (self._queue_wait, request.queue_seconds),
+            (self._ttft, request.ttft_seconds),
+            (self._teardown, request.teardown_seconds),
+        ):
+            if seconds is not None:
+                histogram.observe(seconds)
+        if len(self._unwritten) >= _MOST_UNWRITTEN:
+            self._dropped += 1
+            return
+        self._unwritten.append({"time": _wall_time(request.arrived), **record})
+        self._something.set()
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[None]:
+        """Write records as they come, and when the block is left those that are left."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write_records)
+                try:
+                    yield
+                finally:
+                    nursery.cancel_scope.cancel()
+                    self._flushing.deadline = trio.current_time() + _LAST_FLUSH_SECONDS
+        finally:
+            if not self._flushing.cancelled_caught:  # Else nobody takes them, and a thread is stuck in it.
+                with trio.move_on_after(_LAST_FLUSH_SECONDS, shield=True):
+                    await self._flush()
+
+    async def _write_records(self) -> None:
+        while True:
+            await self._something.wait()
+            await trio.sleep(_GATHER_SECONDS)
+            self._something = trio.Event()
+            with trio.CancelScope(shield=True) as self._flushing:
+                await self._flush()
+
+    async def _flush(self) -> None:
+        records = list(self._unwritten)
+        self._unwritten.clear()
+        if self._sink is not None:
+            for record in records:
+                self._sink(record)
+        elif records:
+            lines = b"".join(_line(record) for record in records)
+            try:
+                await trio.to_thread.run_sync(_write, lines, abandon_on_cancel=True)
+            except OSError:
+                # Its reader has gone, or the disk is full. No reason to end requests.
+                self._dropped += len(records)
+
+    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, documentation, buckets=buckets, registry=self.registry)
+
+
+class _Live:
+    """The state of the gateway, collected at the moment of asking."""
+
+    def __init__(self, gateway: Gateway, telemetry: Telemetry) -> None:
+        self._gateway = gateway
+        self._telemetry = telemetry
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metric families (prometheus-client's collector protocol)."""
+        slots = GaugeMetricFamily("gateway_slots", "Slots by state.", labels=["engine", "state"])
+        ghosts = GaugeMetricFamily(
+            "gateway_ghosts", "Slots of work that goes on although nobody waits.", labels=["engine"]
+        )
+        acquired = CounterMetricFamily("gateway_slots_acquired", "Slots ever granted.", labels=["engine"])
+        released = CounterMetricFamily("gateway_slots_released", "Slots ever given back.", labels=["engine"])
+        for engine in self._gateway.engines:
+            now = engine.ledger.statement()
+            slots.add_metric([engine.name, "running"], now.running)
+            slots.add_metric([engine.name, "reclaiming"], now.reclaiming)
+            slots.add_metric([engine.name, "ghost"], now.ghosts)
+            slots.add_metric([engine.name, "free"], now.free)
+            ghosts.add_metric([engine.name], now.ghosts)
+            acquired.add_metric([engine.name], now.acquired)
+            released.add_metric([engine.name], now.released)
+        live = tuple(self._gateway.requests)
+        spooled = sum(request.spool.held for request in live if request.spool is not None)
+        yield from (slots, ghosts, acquired, released)
+        yield GaugeMetricFamily("gateway_queue_depth", "Requests waiting.", self._gateway.admission.waiting)
+        yield GaugeMetricFamily("gateway_streams", "Live requests.", len(live))
+        yield GaugeMetricFamily("gateway_spooled_bytes", "Bytes waiting for slower clients.", spooled)
+        yield CounterMetricFamily(
+            "gateway_records_dropped", "Access records that could not be written.", self._telemetry.dropped
+        )
+
+
+def configure_logging() -> None:
+    """Send the gateway's own events to standard error: readable on a terminal, JSON elsewhere."""
+    terminal = sys.stderr.isatty()
+    renderer: Any = structlog.dev.ConsoleRenderer(colors=True) if terminal else _JSON
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _encode(value: Any, **_: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+_JSON = structlog.processors.JSONRenderer(serializer=_encode)
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    line = _JSON(None, "access", {"event": "request", **record})
+    return (line if isinstance(line, bytes) else line.encode()) + b"\n"
+
+
+def _write(data: bytes) -> None:
+    # Past Python's buffer: with a thread stuck in its lock the interpreter can't exit.
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(sys.stdout.fileno(), rest) :]
+
+
+def _wall_time(instant: float) -> str:
+    """Return the calendar's word for an instant of Trio's clock."""
+    ago = timedelta(seconds=trio.current_time() - instant)
+    return (datetime.now(UTC) - ago).isoformat(timespec="milliseconds")
