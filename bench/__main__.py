@@ -1,0 +1,121 @@
+"""`scripts/bench [NAME ...] [--rounds N] [--json FILE]`: run scenarios, print one table.
+
+Exit code 0 when everything that must hold does, 1 when something doesn't, 2 for a wrong call, 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from bench import processes, scenarios
+from bench.departures import departures
+from bench.real import real
+from bench.report import Outcome, machine, print_table, write_json
+from bench.targets import BenchError
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A command of the bench."""
+
+    run: Callable[[int], Outcome]
+    rounds: int
+    what: str
+
+
+# What a gateway that dies or answers nonsense makes of a scenario; the others still run.
+UNFIT = (OSError, ValueError, LookupError, http.client.HTTPException, subprocess.SubprocessError)
+
+SCENARIOS = {
+    "leavers": Scenario(
+        partial(scenarios.leavers, 100), 10, "100 streams that leave half-way: torn down how fast?"
+    ),
+    "leavers-500": Scenario(partial(scenarios.leavers, 500), 10, "the same with 500"),
+    "aside": Scenario(scenarios.aside, 3, "other routes while 200 streams run"),
+    "departures": Scenario(departures, 10, "each way of leaving, in each phase"),
+    "crowd": Scenario(scenarios.crowd, 1, "100 clients on 16 slots, a fifth leaves half-way"),
+    "real": Scenario(real, 1, "client's close to idle slot on llama.cpp"),
+    "steady": Scenario(scenarios.steady, 3, "CPU per event, 100 streams at 50 tokens/s"),
+    "bulk": Scenario(scenarios.bulk, 3, "CPU per event, 64 streams as fast as they go"),
+}
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    listing = "\n".join(f"  {name:12} {it.what} ({it.rounds} rounds)" for name, it in SCENARIOS.items())
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description="Measure the gateway between a simulated (or real) engine and many clients, on loopback.",
+        epilog=f"scenarios (default: all):\n{listing}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", metavar="NAME", nargs="*")
+    parser.add_argument("--rounds", type=int, default=0, help="repetitions (default: each scenario's own)")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there as well")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.names if name not in SCENARIOS]
+    if unknown:
+        parser.error(f"there is no scenario {unknown[0]!r}; there are {', '.join(SCENARIOS)}")
+    if options.rounds < 0:
+        parser.error("--rounds can't be negative")
+    return options
+
+
+def run_one(name: str, rounds: int) -> Outcome:
+    scenario = SCENARIOS[name]
+    started = time.monotonic()
+    print(f"{name}: {scenario.what} ...", end="", flush=True, file=sys.stderr)
+    try:
+        outcome = scenario.run(rounds or scenario.rounds)
+    except BenchError as error:
+        outcome = Outcome(name, scenario.what, failed=str(error))
+    except UNFIT as error:
+        outcome = Outcome(name, scenario.what, failed=f"{type(error).__name__}: {error}")
+    print(f" {time.monotonic() - started:.0f} s", file=sys.stderr)
+    return outcome
+
+
+def main() -> int:
+    options = parse(sys.argv[1:])
+    # Both unwind, so that whatever was started is ended. (SIGINT comes ignored to a shell's background job.)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    about = machine()
+    gateway, rest = processes.gateway_cpu(), processes.rest_cpu()
+    about["gateway_on_cpu"], about["rest_on_cpu"] = gateway, rest
+    if rest is not None:
+        os.sched_setaffinity(0, {rest})
+    outcomes: list[Outcome] = []
+    interrupted = False
+    try:
+        for name in options.names or SCENARIOS:
+            outcome = run_one(name, options.rounds)
+            outcomes.append(outcome)
+    except KeyboardInterrupt:
+        print("\ninterrupted; what was started has been ended", file=sys.stderr)
+        interrupted = True
+    about["load_average_after"] = os.getloadavg()[0]
+    if outcomes:
+        print_table(outcomes)
+        for outcome in outcomes:
+            if outcome.failed:
+                print(f"\n{outcome.name} failed: {outcome.failed}")
+        pinned = "not pinned" if gateway is None else f"gateway on CPU {gateway}, the rest on CPU {rest}"
+        print(f"\n{about['cpu']}, {about['cores']} cores, {about['python']}, {about['bench_loop']}; {pinned}")
+        if options.json:
+            write_json(options.json, outcomes, about)
+    if interrupted:
+        return 130
+    return 0 if all(outcome.holds() for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,377 @@
+"""A simulated inference engine with the HTTP face of an OpenAI-compatible server (HTTP/1.1).
+
+    python -m bench.engine --port PORT [--slots N]
+
+POST /v1/chat/completions, /v1/completions, /v1/embeddings · GET /v1/models, /health
+GET /bench/stats (counters, and one record for each request that ended) · POST /bench/reset[?slots=N]
+
+A request may carry "sim": {"prefill_ms", "tps" (0: as fast as the socket takes it), "pad" (bytes added to
+each event), "batch" (events per write when tps is 0)} and is named by its "user" field. Every token has
+its number in it, so that the client can tell when one is missing, doubled or out of order.
+
+Like uvicorn, the engine takes EOF on its socket for the client's leaving; that instant, the tokens made so
+far and the instants of the last few are what the bench is after. `most_held` counts running and waiting
+requests together: the most that callers ever had here at one time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import time
+from collections import deque
+from typing import Any, cast
+
+from bench.loop import run
+
+now = time.monotonic
+REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found"}
+MAX_HEAD, MAX_BODY = 65536, 64 << 20
+RECENT = 32  # instants kept of a paced stream's last tokens: 1.6 s at 20 tokens/s
+MODEL = "sim"
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+class Engine:
+    """Slots, the queue before them, and the log of what has ended."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, slots: int) -> None:
+        self.loop = loop
+        self.slots = slots
+        self.running: set[Generation] = set()
+        self.waiting: deque[Generation] = deque()
+        self.connections = 0
+        self.reset()
+
+    def reset(self) -> None:
+        self.ended: deque[dict[str, Any]] = deque(maxlen=200_000)
+        self.requests = self.tokens = self.bad_requests = self.embeddings = 0
+        self.most_running = self.most_held = 0
+
+    def submit(self, generation: Generation) -> None:
+        self.requests += 1
+        if len(self.running) < self.slots:
+            self._run(generation)
+        else:
+            self.waiting.append(generation)
+        self.most_held = max(self.most_held, len(self.running) + len(self.waiting))
+
+    def _run(self, generation: Generation) -> None:
+        self.running.add(generation)
+        self.most_running = max(self.most_running, len(self.running))
+        generation.begin()
+
+    def end(self, generation: Generation, outcome: str) -> None:
+        """Write a request's record and hand its slot on."""
+        self.ended.append(generation.record(outcome))
+        if generation in self.running:
+            self.running.discard(generation)
+        elif generation in self.waiting:
+            self.waiting.remove(generation)
+        while self.waiting and len(self.running) < self.slots:
+            self._run(self.waiting.popleft())
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "bench": "engine",
+            "running": len(self.running),
+            "waiting": len(self.waiting),
+            "slots": self.slots,
+            "requests": self.requests,
+            "tokens": self.tokens,
+            "embeddings": self.embeddings,
+            "bad_requests": self.bad_requests,
+            "connections": self.connections,
+            "most_running": self.most_running,
+            "most_held": self.most_held,
+            "ended": list(self.ended),
+        }
+
+
+class Generation:
+    """One request: waiting, prefill, decode, then done or aborted."""
+
+    def __init__(self, engine: Engine, connection: Connection, chat: bool, body: dict[str, Any]) -> None:
+        self.engine, self.connection, self.chat = engine, connection, chat
+        sim = body.get("sim") or {}
+        self.name = str(body.get("user") or "")
+        self.stream = bool(body.get("stream"))
+        self.length = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
+        self.prefill = float(sim.get("prefill_ms") or 0) / 1e3
+        self.tps = float(sim.get("tps") or 0)
+        self.batch = max(1, int(sim.get("batch") or 8))
+        self.pad = int(sim.get("pad") or 0)
+        self.made, self.stage, self.over = 0, "waiting", False
+        self.timer: asyncio.Handle | None = None
+        self.recent: deque[float] = deque(maxlen=RECENT)
+        self.arrived = now()
+        self.first = self.due = 0.0
+        self.head = (
+            f'{{"id":"{"chatcmpl" if chat else "cmpl"}-{engine.requests:032x}","object":'
+            f'"{"chat.completion.chunk" if chat else "text_completion"}","created":{int(time.time())},'
+            f'"model":"{MODEL}",'
+        )
+        text = '"delta":{"content":" tk%s"}' if chat else '"text":" tk%s"'
+        event = (
+            f'data: {self.head}"choices":[{{"index":0,{text},"logprobs":null,"finish_reason":null}}]}}\n\n'
+        )
+        before, after = (event % ("\0" + "x" * self.pad)).encode().split(b"\0")
+        self.before = b"%x\r\n%b" % (len(before) + 6 + len(after), before)
+        self.after = after + b"\r\n"
+
+    def record(self, outcome: str) -> dict[str, Any]:
+        return {
+            "user": self.name,
+            "outcome": outcome,
+            "stage": self.stage,
+            "tokens": self.made,
+            "ended": now(),
+            "recent": list(self.recent),
+        }
+
+    def begin(self) -> None:
+        self.stage = "prefill"
+        if self.prefill > 0:
+            self.timer = self.engine.loop.call_later(self.prefill, self._decode)
+        else:
+            self._decode()
+
+    def _decode(self) -> None:
+        self.stage, self.first = "decode", now()
+        if not self.stream:
+            self.timer = self.engine.loop.call_later(self.length / self.tps if self.tps else 0, self._answer)
+        elif self.tps > 0:
+            self.due = self.first
+            self._tick()
+        else:
+            self.pump()
+
+    def _tick(self) -> None:
+        """A paced stream's next token. A late one doesn't make the following ones come in a bunch."""
+        instant = now()  # before the write: its reader shares this core and may run, and leave, at once
+        self.recent.append(instant)
+        self.connection.transport.write(self.before + b"%06d" % self.made + self.after)
+        self.made += 1
+        self.engine.tokens += 1
+        if self.made >= self.length:
+            return self._finish()
+        self.due = max(self.due + 1 / self.tps, instant)
+        self.timer = self.engine.loop.call_later(self.due - instant, self._tick)
+
+    def pump(self) -> None:
+        """An unpaced stream: one batch a turn for as long as the socket takes it."""
+        self.timer = None
+        if self.over or self.connection.paused:
+            return
+        upto = min(self.length, self.made + self.batch)
+        data = b"".join([self.before + b"%06d" % number + self.after for number in range(self.made, upto)])
+        self.engine.tokens += upto - self.made
+        self.made = upto
+        self.connection.transport.write(data)
+        if self.made >= self.length:
+            self._finish()
+        elif not self.connection.paused:
+            self.timer = self.engine.loop.call_soon(self.pump)
+
+    def _finish(self) -> None:
+        last = '"delta":{}' if self.chat else '"text":""'
+        choice = f'{{"index":0,{last},"logprobs":null,"finish_reason":"length"}}'
+        events = (f'data: {self.head}"choices":[{choice}]}}\n\n'.encode(), b"data: [DONE]\n\n")
+        out = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
+        self.connection.transport.write(out + b"0\r\n\r\n")
+        self.close("done")
+
+    def _answer(self) -> None:
+        self.engine.tokens += self.length
+        self.made = self.length
+        text = " tk" * min(self.length, 4096) + "x" * self.pad
+        choice = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        usage = {"prompt_tokens": 16, "completion_tokens": self.made, "total_tokens": 16 + self.made}
+        body = {
+            "model": MODEL,
+            "choices": [{"index": 0, "finish_reason": "length", **choice}],
+            "usage": usage,
+        }
+        self.connection.reply(200, body)
+        self.close("done")
+
+    def close(self, outcome: str) -> None:
+        if self.over:
+            return
+        self.over = True
+        if self.timer:
+            self.timer.cancel()
+        if outcome == "aborted" and not self.stream and self.stage == "decode":
+            self.made = min(self.length, int((now() - self.first) * self.tps))
+            self.engine.tokens += self.made
+        self.engine.end(self, outcome)
+        if outcome != "aborted":
+            self.connection.answered()
+
+
+class Connection(asyncio.Protocol):
+    """One HTTP/1.1 connection, one request at a time."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.buffer = engine, bytearray()
+        self.generation: Generation | None = None
+        self.paused = self.last = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.engine.connections += 1
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        generation = self.generation
+        if generation and generation.stage == "decode" and generation.stream and not generation.timer:
+            generation.pump()
+
+    def _client_left(self) -> None:
+        generation, self.generation = self.generation, None
+        if generation:
+            generation.close("aborted")
+
+    def eof_received(self) -> None:
+        self._client_left()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.engine.connections -= 1
+        self._client_left()
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        if self.generation is None:
+            self._parse()
+        elif len(self.buffer) > MAX_BODY:
+            self.transport.abort()
+
+    def answered(self) -> None:
+        self.generation = None
+        if self.last:
+            self.transport.close()
+        elif self.buffer:
+            self.engine.loop.call_soon(self._parse)
+
+    def reply(self, status: int, body: Any) -> None:
+        data = json.dumps(body).encode()
+        head = f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: application/json\r\n"
+        head += "connection: close\r\n" if self.last else ""
+        self.transport.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+
+    def _refuse(self, why: str) -> None:
+        self.engine.bad_requests += 1
+        self.last = True
+        self.reply(400, {"error": {"message": why, "type": "BadRequestError", "code": 400}})
+        self.transport.close()
+
+    def _body(self, start: int, headers: dict[str, str]) -> tuple[bytes, int] | None:
+        """The request's body and the offset behind it, or None while it is incomplete."""
+        if "chunked" not in headers.get("transfer-encoding", "").lower():
+            end = start + int(headers.get("content-length", 0))
+            if end - start > MAX_BODY:
+                raise ValueError("body too large")
+            return (bytes(self.buffer[start:end]), end) if len(self.buffer) >= end else None
+        parts: list[bytes] = []
+        while True:
+            line = self.buffer.find(b"\r\n", start)
+            if line < 0:
+                return None
+            size = int(bytes(self.buffer[start:line]).split(b";")[0], 16)
+            if len(self.buffer) < line + 4 + size:
+                return None
+            if size == 0:
+                return b"".join(parts), line + 4
+            parts.append(bytes(self.buffer[line + 2 : line + 2 + size]))
+            start = line + 4 + size
+
+    def _parse(self) -> None:
+        while self.generation is None and self.buffer and not self.transport.is_closing():
+            end = self.buffer.find(b"\r\n\r\n")
+            if end < 0:
+                if len(self.buffer) > MAX_HEAD:
+                    self._refuse("head too large")
+                return
+            try:
+                lines = self.buffer[:end].decode("latin-1").split("\r\n")
+                method, target, version = lines[0].split(" ")
+                pairs = (line.partition(":") for line in lines[1:])
+                headers = {name.lower(): value.strip() for name, _, value in pairs}
+                got = self._body(end + 4, headers)
+            except ValueError as error:
+                return self._refuse(str(error))
+            if got is None:
+                return
+            del self.buffer[: got[1]]
+            self.last = version != "HTTP/1.1" or headers.get("connection", "").lower() == "close"
+            self._route(method, target, got[0])
+
+    def _route(self, method: str, target: str, body: bytes) -> None:
+        engine = self.engine
+        path, _, query = target.partition("?")
+        if method == "POST" and path in ("/v1/chat/completions", "/v1/completions"):
+            return self._generate(path.startswith("/v1/chat"), body)
+        if method == "POST" and path == "/v1/embeddings":
+            engine.embeddings += 1
+            vector = [0.015625] * 384
+            usage = {"prompt_tokens": 8, "total_tokens": 8}
+            data = [{"object": "embedding", "index": 0, "embedding": vector}]
+            self.reply(200, {"object": "list", "model": MODEL, "data": data, "usage": usage})
+        elif path == "/health":
+            self.reply(200, {})
+        elif path == "/v1/models":
+            self.reply(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 1}]})
+        elif path == "/bench/stats":
+            self.reply(200, engine.stats())
+        elif path == "/bench/reset" and method == "POST":
+            engine.reset()
+            engine.slots = int(query[6:]) if query.startswith("slots=") else engine.slots
+            self.reply(200, {})
+        else:
+            self.reply(404, {"detail": "Not Found"})
+        if self.last:
+            self.transport.close()
+
+    def _generate(self, chat: bool, body: bytes) -> None:
+        try:
+            fields = json.loads(body)
+            if not isinstance(fields, dict):
+                raise TypeError("the body is not an object")
+            generation = Generation(self.engine, self, chat, fields)
+        except (ValueError, TypeError, AttributeError) as error:
+            return self._refuse(str(error))
+        self.generation = generation
+        if generation.stream:
+            self.transport.write(STREAM_HEAD)
+        self.engine.submit(generation)
+
+
+async def serve(port: int, slots: int, life: float) -> None:
+    loop = asyncio.get_running_loop()
+    engine = Engine(loop, slots)
+    server = await loop.create_server(lambda: Connection(engine), "127.0.0.1", port, backlog=4096)
+    async with server:
+        await asyncio.sleep(life)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A simulated OpenAI-compatible engine.")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--slots", type=int, default=4096)
+    parser.add_argument("--life", type=float, default=3600, help="seconds until it ends by itself")
+    options = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        run(serve(options.port, options.slots, options.life))
+
+
+if __name__ == "__main__":
+    main()

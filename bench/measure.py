@@ -1,0 +1,104 @@
+"""One load on one target: run it, read the CPU times around it, join both ends' records of who left when."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from bench import processes
+from bench.load import Plan, to_json
+from bench.targets import ROOT, BenchError, Engine, Target
+
+patience = processes.Patience(120)
+WARM = Plan(url="", name="warm", streams=8, requests=40, tokens=20, tps=400)
+
+
+def run_load(target: Target, plan: Plan) -> dict[str, Any]:
+    """Run the clients in a process of their own, when the machine is quiet.
+
+    Adds `gateway_cpu_seconds`, and how much of the cores others used meanwhile, `others_on_gateway_core` and
+    `others_on_rest_core`: latencies are only worth something where these are near 0.
+    """
+    patience.wait()
+    plan = replace(plan, url=plan.url or target.url())
+    before = _Reading(target)
+    command = [sys.executable, "-m", "bench.load"]
+    cpu, pipe = processes.rest_cpu(), subprocess.PIPE
+    process = processes.start(command, cpu=cpu, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        out, err = process.communicate(to_json(plan), timeout=plan.max_seconds + 30)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if process.returncode:
+        raise BenchError(f"the load generator failed: {err.decode(errors='replace')[-500:]}")
+    result: dict[str, Any] = json.loads(out)
+    result.update(_Reading(target).since(before))
+    return result
+
+
+class _Reading:
+    """Who has used how much CPU so far."""
+
+    def __init__(self, target: Target) -> None:
+        self.instant = time.monotonic()
+        self.cores = [processes.busy(cpu) for cpu in (processes.gateway_cpu(), processes.rest_cpu())]
+        self.gateway = target.tree.cpu() if target.tree else None
+        self.engine = target.engine.tree.cpu()
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.own = children.ru_utime + children.ru_stime + time.process_time()
+
+    def since(self, earlier: _Reading) -> dict[str, float]:
+        seconds = self.instant - earlier.instant
+        gateway = self.gateway.since(earlier.gateway) if self.gateway and earlier.gateway else 0.0
+        rest = self.engine.since(earlier.engine) + self.own - earlier.own
+        pinned = processes.gateway_cpu() is not None  # if not, both "cores" are the whole machine
+        known = (gateway, rest) if pinned else (gateway + rest, gateway + rest)
+        others = [
+            max(0.0, now - then - ours) / seconds
+            for now, then, ours in zip(self.cores, earlier.cores, known, strict=True)
+        ]
+        return {
+            "gateway_cpu_seconds": gateway,
+            "others_on_gateway_core": others[0],
+            "others_on_rest_core": others[1],
+        }
+
+
+def warm(target: Target, engine: Engine) -> None:
+    """Imports, connection pools, first-time code paths: not part of any figure."""
+    result = run_load(target, WARM)
+    if result["outcomes"] != {"completed": WARM.requests}:
+        raise BenchError(f"{target.name} doesn't stream: {result['outcomes']} {result['refusals']}")
+    engine.reset()
+
+
+def teardowns(result: dict[str, Any], stats: dict[str, Any]) -> dict[str, Any]:
+    """Join the clients' record of leaving with the engine's record of how each request ended."""
+    ended = {record["user"]: record for record in stats["ended"]}
+    late: list[float] = []
+    after: list[int] = []
+    unread = 0
+    for leaver in result["leavers"]:
+        record = ended.get(leaver["user"])
+        if record is None or record["outcome"] != "aborted":
+            continue
+        late.append((record["ended"] - leaver["left"]) * 1e3)
+        after.append(sum(instant > leaver["left"] for instant in record["recent"]))
+        unread += record["tokens"] - leaver["events"]
+    return {
+        "left": len(result["leavers"]),
+        "torn_down": len(late),
+        "teardown_ms": late,
+        "tokens_after_close": sum(after),
+        "tokens_after_close_max": max(after, default=0),
+        "tokens_unread": unread,
+        "most_held": stats["most_held"],
+        "still_running": stats["running"] + stats["waiting"],
+    }
