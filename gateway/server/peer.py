@@ -20,6 +20,8 @@ NOTSENT_LOWAT_BYTES = 16 * 1024
 """What the kernel holds of data that can't be sent yet. The rest waits in the spool, where it
 is counted, and where leaving costs nothing."""
 
+BACKSTOP_SECONDS = 600.0
+
 TCP_NOTSENT_LOWAT = 25
 TCP_USER_TIMEOUT = 18
 _OUTQ = struct.Struct("i")
@@ -59,8 +61,9 @@ def look(sock: socket.socket) -> Peer | None:
 def prepare(listening: socket.socket, *, stall_seconds: float) -> None:
     """Set the options that accepted sockets inherit.
 
-    ``TCP_USER_TIMEOUT`` stands above the stall clock, as the backstop for a write that
-    nobody looks after any more.
+    ``TCP_USER_TIMEOUT`` stands far above the stall clock, as the backstop for a write that
+    nobody looks after any more: to the kernel a reader whose window never has room for the
+    whole next segment doesn't answer, however much of it the reader takes.
     """
     if listening.family == socket.AF_UNIX:
         return
@@ -73,4 +76,5 @@ def prepare(listening: socket.socket, *, stall_seconds: float) -> None:
     listening.setsockopt(tcp, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
     listening.setsockopt(tcp, TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
     if stall_seconds:
-        listening.setsockopt(tcp, TCP_USER_TIMEOUT, int((stall_seconds + 15) * 1000))
+        backstop = max(BACKSTOP_SECONDS, 20 * stall_seconds)
+        listening.setsockopt(tcp, TCP_USER_TIMEOUT, int(backstop * 1000))

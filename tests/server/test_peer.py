@@ -75,7 +75,7 @@ def test_accepted_sockets_have_what_was_prepared() -> None:
                 assert ours.getsockopt(tcp, socket.TCP_KEEPCNT) == peer.KEEPALIVE_PROBES
                 assert ours.getsockopt(tcp, socket.TCP_NODELAY) == 1
                 assert ours.getsockopt(tcp, peer.TCP_NOTSENT_LOWAT) == peer.NOTSENT_LOWAT_BYTES
-                assert ours.getsockopt(tcp, peer.TCP_USER_TIMEOUT) == 45_000
+                assert ours.getsockopt(tcp, peer.TCP_USER_TIMEOUT) == 600_000
 
 
 def test_a_slow_reader_leaves_little_in_the_kernel() -> None:

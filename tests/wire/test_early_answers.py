@@ -260,3 +260,16 @@ async def test_an_undeclared_http2_body_is_refused_once_it_is_too_large(transpor
         await connection.send(f.data(1, b"x" * 10_000), f.post(3, BODY))
         await connection.over(3)
         assert connection.status(3) == 200
+
+
+async def test_data_that_comes_with_its_own_refusal_leaves_the_window_whole(tls: Tls) -> None:
+    """Head and body in one segment: the head is refused when the body has been taken in already."""
+    async with connected("plain", tls) as connection:
+        bad = f.head(b"/\xff")
+        for number in range(1, 801, 2):
+            await connection.send(f.headers(number, bad, end=False) + f.data(number, b"x" * 3500))
+        await connection.answered()
+        await connection.send(f.headers(801, f.head(), end=False))
+        await connection.upload(801, BODY.ljust(90_000))
+        await connection.over(801)
+        assert connection.status(801) == 200

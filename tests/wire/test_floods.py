@@ -263,6 +263,19 @@ class Steps(trio.abc.Instrument):
         self.steps += 1
 
 
+async def test_requests_that_each_come_with_a_priority_are_no_flood() -> None:
+    """And with an empty piece of a body; what is answered well pays for both."""
+    async with scene() as here, raw2(here.url) as connection:
+        priority = f.frame(f.PRIORITY, 0, 1, b"\x00\x00\x00\x00\x10")
+        for number in range(1, 3001, 2):
+            head = f.headers(number, MODELS, end=False)
+            await connection.send(priority, head, f.data(number), f.data(number, end=True))
+            if number % 200 == 199:
+                await connection.over(number)
+        await connection.over(2999)
+        assert not connection.gone
+
+
 async def test_http2_client_that_cancels_everything_keeps_its_connection() -> None:
     engine = ScriptedEngine(Stream(tokens=100, pause_after=1, until=trio.Event()), slots=256)
     async with running_gateway(engine) as gateway, http2(gateway.url) as connection:

@@ -17,7 +17,7 @@ from gateway.server import connection as server_connection
 from tests.conftest import Tls
 from tests.support.gateway import running_gateway
 from tests.support.http1 import Http1, http1, request_bytes
-from tests.support.http2 import http2
+from tests.support.http2 import http2 as http2_client
 from tests.support.routes import CHAT, DONE
 from tests.support.scripted import ScriptedEngine
 from tests.support.scripts import Sse, Stream
@@ -28,22 +28,24 @@ from tests.wire.raw2 import Raw2, raw2
 BYTES_PER_SECOND = 4000
 STALL_SECONDS = 3
 PIECES = [b"data: " + b"x" * 990 + b"\n\n"] * 40 + [DONE]
-ANSWER = b"".join(PIECES)
+TIMES = 5
+"""Over HTTP/2 so many times as much, as fast: more than what waits in the gateway for the socket."""
 WIDE = f.PREFACE + f.settings((4, 0x7FFFFFFF)) + f.window(0, 0x7FFF0000 - 65535)
 
 
 class Paced(trio.abc.Stream):
     """A TCP connection that is read at a pace, until it is to be read no more."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, pace: int) -> None:
         self.transport_stream = stream
+        self.pace = pace
         self.socket = stream.socket
         self.taken = 0
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        data = bytes(await self.transport_stream.receive_some(BYTES_PER_SECOND // 10))
+        data = bytes(await self.transport_stream.receive_some(self.pace // 10))
         self.taken += len(data)
-        await trio.sleep(len(data) / BYTES_PER_SECOND)
+        await trio.sleep(len(data) / self.pace)
         return data
 
     async def send_all(self, data: Any) -> None:
@@ -56,13 +58,13 @@ class Paced(trio.abc.Stream):
         await self.transport_stream.aclose()
 
 
-async def paced(url: str) -> Paced:
+async def paced(url: str, pace: int = BYTES_PER_SECOND) -> Paced:
     host, _, port = url.partition("://")[2].rpartition(":")
     raw = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1460)
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2304)
     await raw.connect((host, int(port)))
-    return Paced(trio.SocketStream(raw))
+    return Paced(trio.SocketStream(raw), pace)
 
 
 def secured(stream: Paced, context: ssl.SSLContext) -> Any:
@@ -94,22 +96,23 @@ async def read_http2(stream: Any) -> bytes:
 async def test_slow_readers_get_their_whole_answers(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes them ten seconds, which is longer than any clock here would wait for a dead one."""
     monkeypatch.setattr(server_connection, "PING_AFTER_SECONDS", 1.5)
-    engines = [ScriptedEngine(Sse(list(PIECES)), slots=4) for _ in range(2)]
     more: dict[str, Any] = {"stream": {"stall_seconds": STALL_SECONDS}, "seconds": 60}
+    long = [*PIECES[:-1] * TIMES, DONE]
     async with (
-        running_gateway(engines[0], **more) as plain,
-        running_gateway(engines[1], server={"tls": tls.section}, **more) as secure,
+        running_gateway(ScriptedEngine(Sse(list(PIECES))), **more) as plain,
+        running_gateway(ScriptedEngine(Sse(list(PIECES))), server={"tls": tls.section}, **more) as secure,
+        running_gateway(ScriptedEngine(Sse(list(long))), **more) as http2,
         trio.open_nursery() as nursery,
     ):
 
-        async def whole(read: Any, client: Any) -> None:
+        async def whole(read: Any, client: Any, pieces: list[bytes]) -> None:
             since = trio.current_time()
-            assert await read(client) == ANSWER
+            assert await read(client) == b"".join(pieces)
             assert trio.current_time() - since > 2 * STALL_SECONDS
 
-        nursery.start_soon(whole, read_http1, await paced(plain.url))
-        nursery.start_soon(whole, read_http2, await paced(plain.url))
-        nursery.start_soon(whole, read_http1, secured(await paced(secure.url), tls.trusted))
+        nursery.start_soon(whole, read_http1, await paced(plain.url), PIECES)
+        nursery.start_soon(whole, read_http1, secured(await paced(secure.url), tls.trusted), PIECES)
+        nursery.start_soon(whole, read_http2, await paced(http2.url, TIMES * BYTES_PER_SECOND), long)
 
 
 async def test_a_slow_reader_that_stops_is_cut_off() -> None:
@@ -128,7 +131,7 @@ async def test_a_client_that_only_waits_answers_pings_and_lives(autojump_clock: 
     engine = ScriptedEngine(Stream(prefill=900.0))
     async with (
         running_gateway(engine, stream={"first_byte_seconds": 0}, seconds=2000) as gateway,
-        http2(gateway.url) as connection,
+        http2_client(gateway.url) as connection,
     ):
         stream = await connection.post(CHAT.path, CHAT.payload(stream=True))
         assert (await stream.rest()).endswith(DONE)
