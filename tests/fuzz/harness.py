@@ -8,6 +8,7 @@ the log holds no warning but that of a flood. After all of them no descriptor, t
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -84,8 +85,10 @@ class Fuzz:
             Engine(self.steady, name="bystander", slots=2, models=("bystander",)),
         )
 
-    async def run(self, *, seconds: float = 0.0, only: Iterable[int] | None = None) -> Summary:
-        """Play cases for so long, or just those of the given numbers. Raises Harm."""
+    async def run(
+        self, *, seconds: float = 0.0, batches: int = sys.maxsize, only: Iterable[int] | None = None
+    ) -> Summary:
+        """Play cases for so long, but no more than so many batches, or those ``only``. Raises Harm."""
         server: dict[str, Any] = {"max_body_bytes": MAX_BODY_BYTES, "body_seconds": 0.5}
         if self.tls:
             server["tls"] = self.tls.section
@@ -101,17 +104,17 @@ class Fuzz:
                     if only is not None:
                         await self._play(only)
                     else:
-                        await self._play_for(seconds)
+                        await self._play_for(seconds, batches)
         except (Harm, ExceptionGroup) as error:
             raise Harm(leaves(error)) from error
         return self.summary
 
-    async def _play_for(self, seconds: float) -> None:
-        until, number = time.monotonic() + seconds, 0
+    async def _play_for(self, seconds: float, batches: int) -> None:
+        until = time.monotonic() + seconds
         before = None
-        while time.monotonic() < until:
-            await self._play(range(number, number + BATCH))
-            number += BATCH
+        while time.monotonic() < until and self.summary.batches < batches:
+            first = self.summary.batches * BATCH
+            await self._play(range(first, first + BATCH))
             before = before or _left()
         if before:
             await self._nothing_more_than(before)
@@ -294,11 +297,14 @@ class Fuzz:
             raise Harm(f"{series} label sets of gateway_requests_total")
 
 
-async def fuzz(seed: int, *, tls: Tls | None, seconds: float) -> Summary:
-    """Play cases for so long. Raises Harm with the bytes that did it, and how to send them again."""
+async def fuzz(seed: int, *, tls: Tls | None, seconds: float, batches: int = sys.maxsize) -> Summary:
+    """Play cases for so long, but no more than so many batches.
+
+    Raises Harm with the bytes that did it, and how to send them again.
+    """
     run = Fuzz(seed, tls=tls)
     try:
-        return await run.run(seconds=seconds)
+        return await run.run(seconds=seconds, batches=batches)
     except Harm as harm:
         found = [str(harm)]
         for case in run.batch:

@@ -20,12 +20,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Network:
-    """`near` is our address, `far` theirs."""
+    """`near` is our address, `far` theirs: of the range for tests of networks (RFC 2544)."""
 
     def __init__(self, number: int) -> None:
         self.name = f"vanish{os.getpid()}-{number}"
         self.device = f"vn{os.getpid() % 100_000}-{number}"
-        self.near, self.far = f"10.213.{number}.1", f"10.213.{number}.2"
+        block = f"198.{18 + number}.{os.getpid() % 250}"
+        self.near, self.far = f"{block}.1", f"{block}.2"
 
     async def inside(self, make: Callable[[], T]) -> T:
         """Call something in a thread that sees the far end's network: sockets made there belong to it."""
