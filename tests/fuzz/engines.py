@@ -81,17 +81,29 @@ class Steady:
 
 
 class Misbehave:
-    """Plays the case whose number the request names; without one it answers well."""
+    """Plays the case whose number the request names; without one it answers well.
+
+    Its calls don't count as running: an engine that says it has ended and goes on isn't held to its slots.
+    """
 
     def __init__(self) -> None:
         self.cases: dict[str, Case] = {}
+        self.playing = 0
 
     async def __call__(self, call: Call) -> None:
+        call.done()
         number = call.header("x-case")
         if number is None:
             await Whole(body=CHAT.whole_bytes())(call)
             return
-        case = self.cases[number]
+        self.playing += 1
+        try:
+            await self._play(self.cases[number], call)
+        finally:
+            self.playing -= 1
+            call.engine.notes.changed()
+
+    async def _play(self, case: Case, call: Call) -> None:
         for data, pause in zip(case.segments, case.pauses, strict=True):
             await call.write(data)
             await trio.sleep(pause)

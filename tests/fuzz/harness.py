@@ -105,7 +105,7 @@ class Fuzz:
                         await self._play(only)
                     else:
                         await self._play_for(seconds, batches)
-        except (Harm, ExceptionGroup) as error:
+        except (Harm, AssertionError, ExceptionGroup) as error:
             raise Harm(leaves(error)) from error
         return self.summary
 
@@ -197,7 +197,7 @@ class Fuzz:
     async def _ask_plainly(self, connection: Http2) -> None:
         """What the hostile engine said to others mustn't be the answer to a plain question."""
         with trio.move_on_after(2):
-            await self.hostile.until(lambda: self.hostile.running == 0)
+            await self.hostile.until(lambda: self.misbehave.playing == 0)
         payload = {**CHAT.payload(stream=False), "model": "hostile"}
         for _ in range(3):
             answer = await connection.ask(CHAT.path, payload)

@@ -10,6 +10,7 @@ from tests.fuzz import frames
 from tests.fuzz.seeds import Units
 
 MOST_BYTES = 300_000
+MOST_SEGMENTS = 400
 
 Mutator = Callable[[Units, Units, random.Random], None]
 """Changes the first list in place; the second is another stream, to take pieces from."""
@@ -251,9 +252,9 @@ def segments(units: Units, dice: random.Random) -> list[bytes]:
     way = dice.randrange(5)
     if way == 0 or not data:
         return [data]
-    if way == 1:
-        return [unit for unit in units if unit][:400]
-    if way == 2 and len(data) <= 400:
+    if way == 1 and len(units) <= MOST_SEGMENTS:
+        return [unit for unit in units if unit]
+    if way == 2 and len(data) <= MOST_SEGMENTS:
         return [data[at : at + 1] for at in range(len(data))]
     places = sorted(dice.randrange(len(data)) for _ in range(dice.choice([1, 2, 5, 30])))
     return [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True) if a < b]
