@@ -46,6 +46,8 @@ class ServerStream(Protocol):
     """Sends a piece of the body without waiting; see :meth:`gateway.server.lane.Lane.send_now`."""
     lane: Lane | None
     """A short way for the body, once the head is sent; None where there is none."""
+    settled: Callable[[], Awaitable[None]]
+    """Waits until the socket has taken what was sent."""
     wants_body: Callable[[], None]
     """Says that the body is wanted: a client that waits for ``100 Continue`` gets it."""
 
@@ -148,6 +150,11 @@ class AsgiClient:
             await self._stream.lane.send(data)
             return
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def settled(self) -> None:
+        """Wait until the connection holds nothing of what was sent."""
+        if self._stream is not None:
+            await self._stream.settled()
 
     async def finish(self) -> None:
         """End the response well."""

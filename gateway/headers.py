@@ -131,6 +131,11 @@ def to_client(headers: Fields, *, request_id: str, event_stream: bool, bodiless:
     return down
 
 
+def list_size(headers: Fields) -> int:
+    """Return the size of header fields as HTTP/2 counts it (RFC 9113, 6.5.2), in bytes."""
+    return sum(len(name) + len(value) + 32 for name, value in headers)
+
+
 def named_by_connection(headers: Fields) -> frozenset[bytes]:
     """Return the lower-case field names that ``Connection`` declares hop-by-hop."""
     values = [value for name, value in headers if name.lower() == b"connection"]

@@ -20,7 +20,7 @@ from gateway.engine import Answer, Call, Engine
 from gateway.errors import Code, EngineError, GatewayError
 from gateway.events import SseTail
 from gateway.gateway import Gateway
-from gateway.headers import to_client, to_engine
+from gateway.headers import list_size, to_client, to_engine
 from gateway.request import Request
 from gateway.response import Response
 from gateway.spool import Spool
@@ -28,6 +28,14 @@ from gateway.words import Phase
 
 PIECE_BYTES = 64 * 1024
 """What one read of an engine brings at most."""
+
+_BEYOND_BYTES = PIECE_BYTES + 16 * 1024
+"""What a response has in memory beyond its spool's limit: one piece, and the copy that a write
+may make of what the socket doesn't take at once."""
+
+MOST_HEAD_BYTES = 32 * 1024
+"""An engine's head as HTTP/2 counts it. HTTP/2 clients end the connection, with all that runs
+on it, when they are sent more than they announced; the libraries' defaults begin at 64 KiB."""
 
 LET_GO_SECONDS = 1.0
 """How long an engine may take to end its response after it has said that was all."""
@@ -53,8 +61,7 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
     spool.
     """
     request, settings = work.request, work.gateway.config.stream
-    # The spool takes one piece above its limit.
-    spool = Spool(max(settings.spool_bytes - PIECE_BYTES, min(settings.spool_bytes, PIECE_BYTES)))
+    spool = Spool(max(settings.spool_bytes - _BEYOND_BYTES, min(settings.spool_bytes, _BEYOND_BYTES)))
     clock = EngineClock(settings)
     commit = _Commit(task_status)
     request.reading = clock.scope
@@ -123,6 +130,12 @@ def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Respo
         request_id=request.caller_id or request.id,
         event_stream=isinstance(request.tail, SseTail),
     )
+    if (size := list_size(headers)) > MOST_HEAD_BYTES:
+        raise EngineError(
+            Code.ENGINE_FAILED,
+            "The head of the engine's answer is too large.",
+            detail=f"The engine sent {len(headers)} fields, {size} bytes; at most {MOST_HEAD_BYTES} pass.",
+        )
     return Response(answer.status, headers, spool, request.tail, route)
 
 

@@ -120,6 +120,7 @@ class HttpxTransport:
         with _translated(trace):
             response = await transport.handle_async_request(request)
         answer = _HttpxAnswer(response, trace)
+        del request, response  # Some kilobytes that nobody needs for as long as the answer lasts.
         try:
             yield answer
         finally:
@@ -149,10 +150,10 @@ class _Body(httpx.AsyncByteStream):
 
 class _HttpxAnswer:
     def __init__(self, response: httpx.Response, trace: _Trace) -> None:
-        self._response = response
         self.status = response.status_code
         self.headers: RawHeaders = response.headers.raw
         assert isinstance(response.stream, httpx.AsyncByteStream)
+        self._stream = response.stream
         self._body = response.stream.__aiter__()
         self._trace = trace
         trace.answered = True
@@ -165,7 +166,7 @@ class _HttpxAnswer:
         return b""
 
     async def aclose(self) -> None:
-        await self._response.aclose()
+        await self._stream.aclose()
         # If the body was cut, httpcore's generators are still suspended in it. Reading on from what is
         # closed ends them here, and not in the garbage collector.
         with trio.CancelScope(shield=True), suppress(httpx.TransportError):

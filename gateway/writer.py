@@ -37,6 +37,9 @@ class Writer(Protocol):
     async def send_rest(self, rest: bytes) -> None:
         """Send what ``send_now`` has left."""
 
+    async def settled(self) -> None:
+        """Wait until the client's connection holds nothing of what was sent: it counts as held till then."""
+
     async def finish(self) -> None:
         """End the response well. Without it, it ends as broken off."""
 
@@ -79,6 +82,7 @@ async def _send(request: Request, client: Writer, response: Response, heartbeat_
             break
         if response.is_all(request.bytes):
             request.answered()
+        await client.settled()
     spool.outlet = None
     if spool.failure is not None:
         request.failed(spool.failure)

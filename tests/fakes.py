@@ -263,9 +263,11 @@ class FakeClient:
         self._take(data[: self.at_once])
         return data[self.at_once :]
 
-    async def send_rest(self, rest: bytes) -> None:
-        """Take the rest of a piece."""
-        await self.send(rest)
+    send_rest = send
+
+    async def settled(self) -> None:
+        """Wait for as long as a write would."""
+        await self._written()
 
     async def finish(self) -> None:
         """Take the good end."""

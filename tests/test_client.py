@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Any
 
@@ -35,6 +35,7 @@ class Stream:
         self.abort: Callable[[], None] = self._abort
         self.wants_body: Callable[[], None] = self._wants_body
         self.send_now: Callable[[bytes], bytes | None] = lambda _data: None
+        self.settled: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self.lane: Lane | None = None
 
     def _abort(self) -> None:
@@ -348,6 +349,18 @@ class ShortWay:
 
     async def send_rest(self, framed: bytes) -> None:
         self.sent.append(("rest", framed))
+
+
+async def test_what_was_sent_has_settled_when_the_server_says_so() -> None:
+    stream, settled = Stream(), trio.Event()
+    stream.settled = settled.wait
+    visit = Visit(stream=stream)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(visit.client.settled)
+        await trio.testing.wait_all_tasks_blocked()
+        assert nursery.child_tasks
+        settled.set()
+    await Visit().client.settled()  # any other server: nothing is known
 
 
 async def test_body_takes_the_short_way_where_there_is_one() -> None:

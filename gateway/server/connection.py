@@ -10,7 +10,6 @@ leave that to a task of the connection.)
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from gateway.server import peer
 from gateway.server.http1 import Http1
 from gateway.server.http2 import Http2
 from gateway.server.shared import Shared
+from gateway.server.stall import StallClock
 
 LINGER_SECONDS = 10.0
 LINGER_SILENCE_SECONDS = 1.0
@@ -60,7 +60,7 @@ class Connection(TCPServer):
         self._linger_until = 0.0
         self._heard = trio.current_time()
         self._pinged = False
-        self._progress: tuple[int | None, float] = (None, self._heard)
+        self._stall_clock = StallClock(shared.stall_seconds, self._heard)
 
     async def run(self) -> None:
         """Serve the connection; raises nothing but Cancelled."""
@@ -194,7 +194,7 @@ class Connection(TCPServer):
         if self._closing or self._over or self.send_lock.locked():
             return 0
         try:
-            return os.write(self._socket.fileno(), data)
+            return int(self.stream.send_now(data))
         except OSError:
             return 0  # It is full, or broken; whoever waits for it finds out.
 
@@ -253,7 +253,9 @@ class Connection(TCPServer):
         state = peer.look(self._socket)
         if state is not None and state.vanished:
             self.abort()
-        elif self._stalled(now, state):
+        elif self._stall_clock.stalled(
+            now, stuck=self.send_lock.locked(), taken=state.acknowledged if state is not None else 0
+        ):
             for stream in http.open_streams():
                 stream.give_up()
             self.abort()
@@ -262,14 +264,6 @@ class Connection(TCPServer):
                 # A ping would be behind that. TCP's own clocks and the stall clock know more.
                 self._heard = now
             self._look_after_http2(http, now)
-
-    def _stalled(self, now: float, state: peer.Peer | None) -> bool:
-        """Whether a write was stuck for ``stall_seconds`` and nothing was acknowledged meanwhile."""
-        acknowledged = state.acknowledged if state is not None else 0
-        if not self.send_lock.locked() or acknowledged != self._progress[0]:
-            self._progress = (acknowledged, now)
-            return False
-        return 0 < self._shared.stall_seconds <= now - self._progress[1]
 
     def _look_after_http2(self, http: Http2, now: float) -> None:
         if self._shared.stall_seconds:

@@ -10,6 +10,7 @@ many of them without a word to the application.
 from __future__ import annotations
 
 import re
+import struct
 from typing import Any
 
 import h2.config
@@ -18,6 +19,7 @@ import h2.errors
 import h2.events
 import h2.exceptions
 import h2.settings
+import h2.stream
 from hypercorn.utils import filter_pseudo_headers
 from hyperframe.frame import DataFrame, HeadersFrame, PriorityFrame, WindowUpdateFrame
 
@@ -29,10 +31,23 @@ _STREAM_FAULTS = (h2.exceptions.ProtocolError, h2.exceptions.InvalidBodyLengthEr
 
 _LENGTH_BYTES = 3
 
+_DATA_HEAD = struct.Struct(">HBBBI")
+"""Length (24 bits), type (DATA is 0), flags, stream (RFC 9113, 4.1)."""
+
+_CONNECTION_SENDS = h2.connection.ConnectionInputs.SEND_DATA
+_STREAM_SENDS = h2.stream.StreamInputs.SEND_DATA
+
 _VISIBLE = re.compile(rb"[\x21-\x7e]+")
 
 SMALL_BYTES = 128
 """A DATA frame below this size brings little for what it costs."""
+
+
+class _Values(list[int]):
+    """The values of one setting: h2 uses a deque, which is six times the size, for each of its dozen."""
+
+    def popleft(self) -> int:
+        return self.pop(0)
 
 
 class Frames(h2.connection.H2Connection):
@@ -51,6 +66,9 @@ class Frames(h2.connection.H2Connection):
                 codes.MAX_HEADER_LIST_SIZE: most_head_bytes,
             },
         )
+        settings: Any
+        for settings in (self.local_settings, self.remote_settings):
+            settings._settings = {code: _Values(values) for code, values in settings._settings.items()}
 
     @property
     def open_inbound_streams(self) -> int:
@@ -72,6 +90,19 @@ class Frames(h2.connection.H2Connection):
             self.close_connection(h2.errors.ErrorCodes.FRAME_SIZE_ERROR)
             raise h2.exceptions.FrameTooLargeError("announced too long")
         return events
+
+    def data_head(self, stream_id: int, size: int) -> bytes:
+        """Account for a DATA frame of ``size`` bytes and return its head; the data follows it.
+
+        The same as h2's ``send_data``, which copies the data about and takes thrice the time.
+        The caller minds the windows. Raises ProtocolError when the stream is closed.
+        """
+        stream: Any = self._get_stream_by_id(stream_id)
+        self.state_machine.process_input(_CONNECTION_SENDS)
+        stream.state_machine.process_input(_STREAM_SENDS)
+        stream.outbound_flow_control_window -= size
+        self.outbound_flow_control_window -= size
+        return _DATA_HEAD.pack(size >> 8, size & 0xFF, 0, 0, stream_id)
 
     def _receive_frame(self, frame: Any) -> list[h2.events.Event]:
         self.cost += _cost(frame)

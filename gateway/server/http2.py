@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import h2.errors
@@ -28,11 +29,12 @@ from hypercorn.protocol.http_stream import ASGIHTTPState
 from gateway.server.abuse import A_REQUEST, Allowance, FloodError
 from gateway.server.frames import Frames, head_of
 from gateway.server.pings import Pings
-from gateway.server.sending import Sending
-from gateway.server.stream import HttpStream
+from gateway.server.sending import Buffer, Sending
+from gateway.server.stream import Head, HttpStream
 
 LAST_DATA_SECONDS = 1.0
-"""How long what we have still said may take to leave before the connection ends."""
+LAST_DATA_AT_THE_END_SECONDS = 0.1
+"""How long what we have said may take to leave before the connection ends; when the plane does too."""
 
 CONNECTION_WINDOW_BYTES = 1 << 20
 """Request body bytes of all streams together that may be on their way untaken."""
@@ -67,7 +69,7 @@ class Http2(H2Protocol):
         self._fault = fault
         self._allowance = Allowance()
         self._ending = False
-        self._sending = Sending(self.connection, self._allowance, self._to_socket, self._too_much)
+        self._sending = Sending(self.connection, self._allowance, self._to_socket, self._reads_no_answers)
         self.pings = Pings(self.connection, self._sending.wake)
 
     async def initiate(self, headers: Any = None, settings: Any = None) -> None:
@@ -92,7 +94,7 @@ class Http2(H2Protocol):
                 await self._received(event.data[at : at + _AT_ONCE_BYTES])
 
     def full(self) -> bool:
-        """Whether no more is to be taken in for now: the windows see to that."""
+        """Return False: what is taken in is bounded by the windows."""
         return False
 
     def wake(self) -> None:
@@ -142,6 +144,10 @@ class Http2(H2Protocol):
             self.connection.close_connection(_Codes.ENHANCE_YOUR_CALM)
         await self._close_after_flush()
 
+    def _reads_no_answers(self) -> None:
+        self._fault(FloodError("frames to be answered, without reading the answers"))
+        self._abort_connection()
+
     async def _data_received(self, event: h2.events.DataReceived) -> None:
         stream = self.streams.get(event.stream_id or 0)
         data, length = event.data or b"", event.flow_controlled_length or 0
@@ -163,21 +169,21 @@ class Http2(H2Protocol):
             return  # It was reset in the same breath.
         if self.context.terminated.is_set() or len(self.streams) >= self.config.h2_max_concurrent_streams:
             self._refuse(stream_id, _Codes.REFUSED_STREAM)
-            return
-        head = head_of(headers)
-        if head is None:
+        elif head := head_of(headers):
+            await self.send(Updated(idle=False))
+            self._begin(stream_id, head)
+        else:
             self._refuse(stream_id, _Codes.PROTOCOL_ERROR)
-            return
-        await self.send(Updated(idle=False))
 
+    def _begin(self, stream_id: int, head: Head) -> None:
         def body_taken(size: int) -> None:
             self._acknowledge(stream_id, size)
             self._sending.wake()
 
-        stream = HttpStream(
-            self, stream_id, abort=lambda: self._abort_stream(stream_id), body_taken=body_taken
-        )
-        stream.send_now = lambda data: self._send_now(stream_id, data)
+        abort = partial(self._abort_stream, stream_id)
+        stream = HttpStream(self, stream_id, abort=abort, body_taken=body_taken)
+        stream.send_now = partial(self._send_now, stream_id)
+        stream.settled = lambda: self._sending.settled(stream_id, lambda: self._lives(stream_id))
         self.streams[stream_id] = stream
         stream.start(head, self._fault)
 
@@ -199,10 +205,10 @@ class Http2(H2Protocol):
 
     def _send_now(self, stream_id: int, data: bytes) -> bytes | None:
         """Send a piece whole if the windows and what waits for the socket allow it at once."""
-        try:
-            return b"" if self._lives(stream_id) and self._sending.body_now(stream_id, data) else None
-        except h2.exceptions.ProtocolError:
-            return None
+        with suppress(h2.exceptions.ProtocolError):  # Closed by the client meanwhile; who waits finds out.
+            if self._lives(stream_id) and self._sending.body_now(stream_id, data, streams=len(self.streams)):
+                return b""
+        return None
 
     def _lives(self, stream_id: int) -> bool:
         stream = self.streams.get(stream_id)
@@ -212,12 +218,12 @@ class Http2(H2Protocol):
         """The application has returned: end the stream as its response ended."""
         stream = self.streams.get(stream_id)
         if isinstance(stream, HttpStream):
+            self._allowance.earn(A_REQUEST)
             if not stream.finished:
                 await self._wait_until_read(stream)
                 self._reset(stream_id, _Codes.INTERNAL_ERROR)
             elif not stream.request_ended:
                 self._reset(stream_id, _Codes.NO_ERROR)
-            self._allowance.earn(A_REQUEST)
         await self._close_stream(stream_id)
 
     async def _wait_until_read(self, stream: HttpStream) -> None:
@@ -275,20 +281,16 @@ class Http2(H2Protocol):
         with suppress(h2.exceptions.ProtocolError):  # It may be closed already.
             self.connection.reset_stream(stream_id, code)
 
-    async def _to_socket(self, data: bytes) -> None:
-        await self.send(RawData(data))
-
-    def _too_much(self) -> None:
-        self._fault(FloodError("frames to be answered, without reading the answers"))
-        self._abort_connection()
+    async def _to_socket(self, data: Buffer) -> None:
+        await self.send(RawData(data))  # type: ignore[arg-type]  # It goes to the socket as it is.
 
     async def _close_after_flush(self) -> None:
         """End all streams, and close once what we have said, a GOAWAY for instance, has left."""
         self._ending = True
         await self._close_streams()
-        if data := self._sending.take():
-            with trio.move_on_after(LAST_DATA_SECONDS):
-                await self.send(RawData(data))
+        over = self.context.terminated.is_set()
+        if not await self._sending.flush(LAST_DATA_AT_THE_END_SECONDS if over else LAST_DATA_SECONDS):
+            self._abort_connection()
         await self.send(Closed())
 
     async def close_gracefully(self) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import trio
 
+from gateway.server.outgoing import ClientStream
+
 BACKLOG = 4096
 """Connections the kernel completes before we accept them. Hypercorn's 100 overflows when a
 few hundred clients come at once, and each that overflows waits a second for its retry."""
@@ -44,6 +46,7 @@ class Listener:
         connections: trio.Nursery,
         *,
         tls: ssl.SSLContext | None,
+        stall_seconds: float,
         fault: Callable[[OSError], None],
     ) -> None:
         """Accept until cancelled, and start ``connected`` in ``connections`` for each client.
@@ -64,7 +67,7 @@ class Listener:
                     fault(error)
                     await trio.sleep(ACCEPT_AGAIN_SECONDS)
                     break
-                plain = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+                plain = ClientStream(trio.socket.from_stdlib_socket(accepted), stall_seconds=stall_seconds)
                 stream = trio.SSLStream(plain, tls, server_side=True, https_compatible=True) if tls else plain
                 connections.start_soon(connected, stream)
 

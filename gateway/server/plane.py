@@ -22,7 +22,7 @@ from gateway.server.shared import Context, Shared
 log = structlog.get_logger("gateway.server")
 
 _SUMMARY_SECONDS = 60.0
-_CLOSE_SECONDS = 0.25
+_CLOSE_SECONDS = 0.1
 
 _LOOK_SECONDS = 0.5
 """How often stalled and vanished clients are looked for."""
@@ -102,9 +102,8 @@ class Plane:
             self._faults.note("can't accept", str(error))
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(
-                partial(listener.accept, self._connected, connections, tls=self._tls, fault=fault)
-            )
+            accept = partial(listener.accept, self._connected, connections, tls=self._tls, fault=fault)
+            nursery.start_soon(partial(accept, stall_seconds=self._shared.stall_seconds))
             if listener.inherited:
                 await self._released.wait()
                 nursery.cancel_scope.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -86,7 +86,8 @@ class HttpStream(HTTPStream):
     an ``Expect: 100-continue`` to send it). It may set ``left`` and ``stalled``, which are
     called when the client has left or has stopped taking what there is; that comes also to
     an application that isn't receiving just now. ``send_now`` sends a piece of the body without
-    waiting, if that can be done; ``lane``, where there is one, is a short way for such pieces.
+    waiting, if that can be done; ``lane``, where there is one, is a short way for such pieces;
+    ``settled`` waits until the socket has taken what was sent.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class HttpStream(HTTPStream):
         self.stalled: Callable[[], None] = abort
         self.left: Callable[[], None] = lambda: None
         self.send_now: Callable[[bytes], bytes | None] = lambda _data: None
+        self.settled: Callable[[], Awaitable[None]] = _at_once
         self.lane: Lane | None = None
 
     @property
@@ -175,6 +177,10 @@ class HttpStream(HTTPStream):
             with trio.CancelScope(shield=True):
                 if not self.closed:
                     await self.send(StreamClosed(stream_id=self.stream_id))
+
+
+async def _at_once() -> None:
+    """Wait for nothing: on HTTP/1.1 what is sent is in the socket."""
 
 
 def _no_threads(*_: Any) -> None:

@@ -54,6 +54,10 @@ class LaneClient:
         self.finished = False
         self.send_now, self.send_rest, self.send = lane.send_now, lane.send_rest, lane.send
 
+    async def settled(self) -> None:
+        """Hold nothing."""
+        await trio.lowlevel.checkpoint()
+
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Take the head."""
         await trio.lowlevel.checkpoint()

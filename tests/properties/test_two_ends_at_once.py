@@ -135,6 +135,9 @@ class Client(FakeClient):
         # What is written stays written, also if the request is cancelled while the write returns.
         await trio.lowlevel.cancel_shielded_checkpoint()
 
+    async def settled(self) -> None:
+        await self._room()
+
     async def finish(self) -> None:
         await self._room()
         self.finished = self.taken = True

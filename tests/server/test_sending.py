@@ -7,11 +7,13 @@ from collections.abc import Callable
 import h2.exceptions
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.server.abuse import Allowance
 from gateway.server.frames import Frames
-from gateway.server.sending import MOST_CONTROL_BYTES, MOST_UNWRITTEN_BYTES, Sending
+from gateway.server.sending import A_SHARE_BYTES, MOST_CONTROL_BYTES, MOST_UNWRITTEN_BYTES, Buffer, Sending
 from tests.wire import frames as f
 
 WIDE = f.settings((4, 0x7FFFFFFF), (5, 0xFFFFFF)) + f.window(0, 0x7FFF0000 - 65535)
@@ -37,7 +39,7 @@ class Wire:
     def receive(self, data: bytes) -> None:
         self.frames.receive_data(data)
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: Buffer) -> None:
         await self.open.wait()
         self.written += data
 
@@ -76,7 +78,7 @@ async def test_little_gathers_for_a_socket_that_takes_nothing() -> None:
         for number in (1, 3):
             nursery.start_soon(wire.sending.body, number, b"x" * 1_000_000, lambda: True)
         await wait_all_tasks_blocked()
-        assert len(wire.sending.take()) <= 3 * MOST_UNWRITTEN_BYTES
+        assert MOST_UNWRITTEN_BYTES <= wire.sending.unwritten <= 2 * MOST_UNWRITTEN_BYTES
         assert wire.sending.blocked == {}  # it isn't their windows
         nursery.cancel_scope.cancel()
 
@@ -177,14 +179,104 @@ async def test_answers_that_nobody_reads_are_too_much_one_day() -> None:
 
 async def test_a_piece_goes_at_once_only_if_all_of_it_can() -> None:
     wire = Wire(f.settings((4, 100)))
-    assert wire.sending.body_now(1, b"x" * 60)
-    assert not wire.sending.body_now(1, b"x" * 60)
+    assert wire.sending.body_now(1, b"x" * 60, streams=2)
+    assert not wire.sending.body_now(1, b"x" * 60, streams=2)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wire.sending.body, 1, b"x" * 60, lambda: True)
         await wait_all_tasks_blocked()
         wire.receive(f.window(1, 1000))
-        assert not wire.sending.body_now(1, b"behind"), "it would overtake what waits"
+        assert not wire.sending.body_now(1, b"behind", streams=2), "it would overtake what waits"
         wire.sending.go_on(1)
         await wait_all_tasks_blocked()
-        assert wire.sending.body_now(1, b"behind")
+        nursery.start_soon(wire.sending.run)
+        assert wire.sending.body_now(1, b"behind", streams=2)
+        await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
+    assert wire.data_frames() == [60, 40, 20, 6]
+    assert wire.written.endswith(b"behind")
+
+
+async def test_what_goes_at_once_is_bounded_by_what_waits_for_the_socket() -> None:
+    wire = Wire(WIDE)
+    sent = 0
+    while wire.sending.body_now(1, b"x" * 1000, streams=4):
+        sent += 1000
+    assert 4 * A_SHARE_BYTES - 1000 <= sent <= 4 * A_SHARE_BYTES + 1000
+    wire = Wire(WIDE)
+    sent = 0
+    while wire.sending.body_now(1, b"x" * 1000, streams=10_000):
+        sent += 1000
+    assert MOST_UNWRITTEN_BYTES - 1000 <= sent <= MOST_UNWRITTEN_BYTES + 1000
+
+
+async def test_a_stream_has_settled_when_the_socket_has_taken_its_bytes() -> None:
+    """Until then it is its stream's account that holds the bytes."""
+    wire = Wire(WIDE)
+    wire.open = trio.Event()
+    sent, done = trio.Event(), trio.Event()
+
+    async def send() -> None:
+        await wire.sending.body(1, b"x" * 100, lambda: True)
+        sent.set()
+        await wire.sending.settled(1, lambda: True)
+        done.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wire.sending.run)
+        nursery.start_soon(send)
+        await wait_all_tasks_blocked()
+        assert sent.is_set()
+        assert not done.is_set()
+        wire.open.set()
+        await done.wait()
+        assert wire.data_frames() == [100]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_reset_ends_the_wait_for_the_socket() -> None:
+    wire = Wire(WIDE)
+    wanted = [True]
+    async with trio.open_nursery() as nursery:
+        await wire.sending.body(1, b"x" * 100, lambda: True)
+        nursery.start_soon(wire.sending.settled, 1, lambda: wanted[0])
+        await wait_all_tasks_blocked()
+        wanted[0] = False
+        wire.sending.go_on(1)
+
+
+async def test_large_data_isn_t_copied_while_it_waits() -> None:
+    wire = Wire(WIDE)
+    pieces: list[object] = []
+
+    async def write(data: object) -> None:
+        pieces.append(data)
+
+    sending = Sending(wire.frames, Allowance(), write, wire.cut_off)
+    data = bytes(10_000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sending.run)
+        await sending.body(1, data, lambda: True)
+        await sending.settled(1, lambda: True)
+        nursery.cancel_scope.cancel()
+    views = [piece for piece in pieces if isinstance(piece, memoryview)]
+    assert views[0].obj is data
+
+
+@given(sizes=st.lists(st.integers(1, 3000), max_size=20))
+def test_the_frames_are_those_that_h2_would_make(sizes: list[int]) -> None:
+    ours, theirs = Wire(), Wire()
+    for number, size in enumerate(sizes):
+        stream, data = (1, 3)[number % 2], bytes(size)
+        theirs.frames.send_data(stream, data)
+        assert ours.frames.data_head(stream, size) + data == theirs.frames.data_to_send()
+        for each in (1, 3):
+            window = theirs.frames.local_flow_control_window(each)
+            assert ours.frames.local_flow_control_window(each) == window
+
+
+def test_a_frame_for_a_closed_stream_is_refused() -> None:
+    wire = Wire()
+    wire.receive(f.reset(1))
+    with pytest.raises(h2.exceptions.ProtocolError):
+        wire.frames.data_head(1, 10)
+    wire.frames.data_head(3, 10)

@@ -9,9 +9,10 @@ import pytest
 from tests.conftest import Tls
 from tests.support.gateway import running_gateway
 from tests.support.http1 import Truncated, http1
-from tests.support.routes import CHAT
+from tests.support.http2 import http2
+from tests.support.routes import CHAT, DONE
 from tests.support.scripted import Call, Script, ScriptedEngine
-from tests.support.scripts import Ending, Stream
+from tests.support.scripts import Ending, Stream, honest
 from tests.wire import frames as f
 from tests.wire.around import BODY, TRANSPORTS
 from tests.wire.raw2 import raw2
@@ -102,3 +103,27 @@ async def test_over_http2_a_slow_reader_gets_it_all_before_the_reset() -> None:
             await connection.answered()
         assert connection.body(1).count(b" tk") == 500
         assert REASON in connection.body(1)
+
+
+def heads_of(fields: int) -> Script:
+    large = Stream(headers=[(f"x-{number}", "") for number in range(fields)])
+
+    async def script(call: Call) -> None:
+        await (honest if call.json.get("user") == "bystander" else large)(call)
+
+    return script
+
+
+@pytest.mark.parametrize(("fields", "status"), [(500, 200), (1500, 502)])
+async def test_over_http2_a_head_no_client_takes_harms_no_other_stream(fields: int, status: int) -> None:
+    """To HTTP/2 a field is 32 bytes more than its letters; clients end a connection for more than 64 KiB."""
+    async with (
+        running_gateway(ScriptedEngine(heads_of(fields), slots=2)) as gateway,
+        http2(gateway.url) as connection,
+    ):
+        bystander = await connection.post(CHAT.path, CHAT.payload(stream=True, user="bystander"))
+        stream = await connection.post(CHAT.path, CHAT.payload(stream=True))
+        assert (await stream.head()).status == status
+        await stream.rest()
+        assert (await bystander.rest()).endswith(DONE)
+        await gateway.record(outcome="completed" if status == 200 else "engine_failed", status=status)

@@ -58,11 +58,11 @@ class Paced(trio.abc.Stream):
         await self.transport_stream.aclose()
 
 
-async def paced(url: str, pace: int = BYTES_PER_SECOND) -> Paced:
+async def paced(url: str, pace: int = BYTES_PER_SECOND, *, buffer: int = 2304) -> Paced:
     host, _, port = url.partition("://")[2].rpartition(":")
     raw = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1460)
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2304)
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     await raw.connect((host, int(port)))
     return Paced(trio.SocketStream(raw), pace)
 
@@ -97,11 +97,15 @@ async def test_slow_readers_get_their_whole_answers(tls: Tls, monkeypatch: pytes
     """It takes them ten seconds, which is longer than any clock here would wait for a dead one."""
     monkeypatch.setattr(server_connection, "PING_AFTER_SECONDS", 1.5)
     more: dict[str, Any] = {"stream": {"stall_seconds": STALL_SECONDS}, "seconds": 60}
+    hasty = {**more, "stream": {"stall_seconds": 1}}
     long = [*PIECES[:-1] * TIMES, DONE]
+    # In one piece it would be one packet buffer, of which nothing is heard until it is read whole.
+    event = [b"data: " + b"x" * 80_000 + b"\n\n", DONE]
     async with (
         running_gateway(ScriptedEngine(Sse(list(PIECES))), **more) as plain,
         running_gateway(ScriptedEngine(Sse(list(PIECES))), server={"tls": tls.section}, **more) as secure,
         running_gateway(ScriptedEngine(Sse(list(long))), **more) as http2,
+        running_gateway(ScriptedEngine(Sse(list(event))), **hasty) as large,
         trio.open_nursery() as nursery,
     ):
 
@@ -111,6 +115,9 @@ async def test_slow_readers_get_their_whole_answers(tls: Tls, monkeypatch: pytes
             assert trio.current_time() - since > 2 * STALL_SECONDS
 
         nursery.start_soon(whole, read_http1, await paced(plain.url), PIECES)
+        nursery.start_soon(
+            whole, read_http1, await paced(large.url, 2 * BYTES_PER_SECOND, buffer=16_384), event
+        )
         nursery.start_soon(whole, read_http1, secured(await paced(secure.url), tls.trusted), PIECES)
         nursery.start_soon(whole, read_http2, await paced(http2.url, TIMES * BYTES_PER_SECOND), long)
 

@@ -1,0 +1,115 @@
+"""A client's socket, written so that the progress of a slow reader can be seen.
+
+A sender sees of its reader what the reader's TCP says: acknowledgements, and a window that
+opens again. A kernel frees received bytes by whole buffers, though, into which it merges what
+came close together: up to 64 KB, or 17 pieces that were sent one by one (MAX_SKB_FRAGS).
+Until a reader is through with one of them nothing moves, which takes a reader of 2 KB/s half
+a minute. So whoever hasn't shown to be quick is sent small pieces, each a packet buffer of its
+own (MSG_EOR).
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import trio
+
+from gateway.server.stall import SLOWEST_BYTES_PER_SECOND
+
+_MERGED = 17
+_MARGIN = 3
+"""The slowest reader makes its progress known so many times in ``stall_seconds``, or nearly."""
+
+QUICK_BYTES = 256 * 1024
+"""A reader that has taken so much is quick: more than a client's kernel takes in at first, of
+which its reader knows nothing."""
+
+QUICK_BYTES_PER_SECOND = 64 * 1024
+"""What is taken at a lower pace doesn't count: kernels enlarge their buffers for slow readers too."""
+
+_MOST_AT_ONCE = 256 * 1024
+"""Bytes that are written before others get their turn."""
+
+
+def grain(stall_seconds: float) -> int:
+    """Return the size of the pieces in bytes; 0 (no limit) without a stall clock.
+
+    >>> grain(5.0), grain(30.0)
+    (200, 1204)
+    """
+    return int(SLOWEST_BYTES_PER_SECOND * stall_seconds / (_MERGED * _MARGIN))
+
+
+class ClientStream(trio.abc.HalfCloseableStream):
+    """The stream of an accepted connection: Trio's own but for the writing."""
+
+    def __init__(self, sock: trio.socket.SocketType, *, stall_seconds: float) -> None:
+        self.socket = sock
+        self._stream = trio.SocketStream(sock)
+        self._raw: socket.socket = sock._sock  # type: ignore[attr-defined]  # for writes without Trio's layers
+        self._grain = grain(stall_seconds) if sock.family != socket.AF_UNIX else 0
+        self._taken = 0.0
+        """A bucket of the bytes taken that leaks at the pace of whoever isn't quick."""
+        self._looked = trio.current_time()
+
+    def send_now(self, data: Any) -> int:
+        """Write what the socket takes without waiting; return how many bytes that was.
+
+        Raises OSError when the connection is broken.
+        """
+        sent, size = 0, len(data)
+        try:
+            if size <= self._grain:
+                return self._raw.send(data, socket.MSG_EOR)
+            small = self._grain and not self._is_quick()
+            view = memoryview(data)
+            while sent < size and small:
+                sent += self._raw.send(view[sent : sent + self._grain], socket.MSG_EOR)
+                small = sent < QUICK_BYTES
+            if sent < size:
+                sent += self._raw.send(view[sent : sent + _MOST_AT_ONCE])
+        except BlockingIOError:
+            pass
+        self._taken = min(self._taken + sent, QUICK_BYTES + QUICK_BYTES_PER_SECOND)
+        return sent
+
+    def _is_quick(self) -> bool:
+        now = trio.current_time()
+        self._taken = max(0.0, self._taken - (now - self._looked) * QUICK_BYTES_PER_SECOND)
+        self._looked = now
+        return self._taken >= QUICK_BYTES
+
+    async def send_all(self, data: Any) -> None:
+        """Write all of it. Raises BrokenResourceError or ClosedResourceError as Trio's own does."""
+        with memoryview(data) as view:
+            sent = 0
+            try:
+                while sent < len(view):
+                    await trio.lowlevel.checkpoint_if_cancelled()
+                    if taken := self.send_now(view[sent:]):
+                        sent += taken
+                        # Shielded, so that a write that is whole isn't taken for one that was cut short.
+                        await trio.lowlevel.cancel_shielded_checkpoint()
+                    else:
+                        await trio.lowlevel.wait_writable(self._raw)
+            except OSError as error:
+                if self._raw.fileno() < 0:
+                    raise trio.ClosedResourceError("this socket was already closed") from None
+                raise trio.BrokenResourceError(f"socket connection broken: {error}") from error
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Read what is there; see Trio's."""
+        return await self._stream.receive_some(max_bytes)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait until there is room; see Trio's."""
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        """Say that nothing more comes; see Trio's."""
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        """Close."""
+        await self._stream.aclose()

@@ -1,0 +1,33 @@
+"""The stall clock of one connection."""
+
+from __future__ import annotations
+
+SLOWEST_BYTES_PER_SECOND = 2048
+"""A reader of this pace isn't taken for one that has stalled."""
+
+PAUSE_SECONDS = 1.0
+"""A reader that takes nothing for longer isn't quick."""
+
+
+class StallClock:
+    """Says when a client has stalled: it took nothing for ``seconds`` although a write is stuck.
+
+    A kernel makes a slow reader's progress known in uneven steps (see
+    :mod:`gateway.server.outgoing`). So who has taken something after a pause, which those
+    that never read don't, is given twice the time from then on. 0 ``seconds`` is off.
+    """
+
+    def __init__(self, seconds: float, now: float) -> None:
+        self._seconds = seconds
+        self._taken = 0
+        self._since = now
+        self._slow = False
+
+    def stalled(self, now: float, *, stuck: bool, taken: int) -> bool:
+        """Look: whether a write is stuck, and how many bytes the client's TCP has acknowledged."""
+        pause = now - self._since
+        if stuck and taken == self._taken:
+            return 0 < self._seconds * (2 if self._slow else 1) <= pause
+        self._slow = stuck and (self._slow or pause > PAUSE_SECONDS)
+        self._taken, self._since = taken, now
+        return False
