@@ -6,7 +6,6 @@ Exit codes: 0 well, 2 the configuration is at fault, 1 everything else.
 from __future__ import annotations
 
 import argparse
-import gc
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import structlog
 import trio
 
 import gateway
-from gateway import check, config, service
+from gateway import check, config, process, service
 from gateway.server import BindError, UnknownHypercornError, check_hypercorn
 from gateway.telemetry import configure_logging
 
@@ -41,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnknownHypercornError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
+    process.keep_no_large_blocks()
     return trio.run(_serve, settings)
 
 
@@ -94,5 +94,5 @@ async def _until_drained(
     settings: config.Config, everything: trio.CancelScope, *, task_status: trio.TaskStatus[service.Service]
 ) -> None:
     await service.run(settings, task_status=task_status)
-    gc.freeze()  # Nothing is left to be found; looking through it all once more would only delay the end.
+    process.end()
     everything.cancel()

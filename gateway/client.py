@@ -73,9 +73,10 @@ class AsgiClient:
         self._send = send
         self._limits = limits
         self._budget = budget
-        self._pieces: list[bytes] = []
+        self._body: bytes | bytearray = b""
         self._size = 0
         self._reserved = self._whole = 0
+        self._without_room = False
         self._complete = trio.Event()
         self._wanted = True
         self._refusal: GatewayError | None = None
@@ -100,7 +101,11 @@ class AsgiClient:
             self.drop_body()
 
     async def body(self) -> bytes:
-        """Return the whole body. Raises GatewayError ``body_too_large`` or ``body_timeout``."""
+        """Return the whole body.
+
+        Raises GatewayError ``body_too_large`` or ``body_timeout``, or ``queue_timeout`` when it was
+        our lack of room that kept the body from arriving.
+        """
         if self._refusal is None:
             if self._stream is not None:
                 self._stream.wants_body()
@@ -110,17 +115,18 @@ class AsgiClient:
             raise self._refusal
         if not self._complete.is_set():
             self.drop_body()
-            raise GatewayError(
-                Code.BODY_TIMEOUT, f"The request body didn't arrive within {self._limits.body_seconds:g} s."
-            )
-        if len(self._pieces) != 1:
-            self._pieces = [b"".join(self._pieces)]
-        return self._pieces[0]
+            within = f"within {self._limits.body_seconds:g} s"
+            if self._without_room:
+                raise GatewayError(Code.QUEUE_TIMEOUT, f"There was no room for the request body {within}.")
+            raise GatewayError(Code.BODY_TIMEOUT, f"The request body didn't arrive {within}.")
+        if isinstance(self._body, bytearray):
+            self._body = bytes(self._body)
+        return self._body
 
     def drop_body(self) -> None:
         """Forget the body, and what is still to come of it."""
         self._wanted = False
-        self._pieces.clear()
+        self._body = b""
         self._give_back(self._reserved)
 
     def abort(self) -> None:
@@ -168,7 +174,9 @@ class AsgiClient:
             whole = SMALL_BYTES if self._size < SMALL_BYTES else self._limits.max_body_bytes
         if whole > self._reserved:
             self._give_back(self._reserved)
+            self._without_room = True
             await self._budget.take(whole, whole=whole)
+            self._without_room = False
             self._reserved = self._whole = whole
 
     def _give_back(self, size: int) -> None:
@@ -181,8 +189,14 @@ class AsgiClient:
         if self._size > self._limits.max_body_bytes:
             self._refuse()
             return
-        if piece:
-            self._pieces.append(piece)
+        if not self._body:
+            self._body = piece
+        elif piece:
+            # One growing block: pieces would be twice the body when they are joined, and leave
+            # holes in the heap.
+            if not isinstance(self._body, bytearray):
+                self._body = bytearray(self._body)
+            self._body += piece
         if not more:
             self._give_back(self._reserved - self._size)
             self._complete.set()

@@ -57,15 +57,14 @@ class DirectTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request; return when the response's head is there."""
         trace = request.extensions.get("trace", _no_trace)
-        data = await encoded(request)
+        pieces = await encoded(request)
         connection = self._take_idle()
         if connection is None:
             connection = await self._connect(request.extensions.get("timeout", {}).get("connect"))
             await trace("connection.connect_tcp.complete", {"return_value": None})
         await trace("http11.send_request_headers.started", {})
         try:
-            await connection.send(data)
-            del data
+            await connection.send(pieces)
             await connection.head()
         except BaseException:
             connection.close()
@@ -149,12 +148,13 @@ class _Connection:
         except (OSError, ValueError):
             return False
 
-    async def send(self, data: bytes) -> None:
-        """Write the request."""
+    async def send(self, pieces: list[bytes]) -> None:
+        """Write the request, and empty the list of its pieces: nobody needs them any more."""
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[await self._socket.send(rest) :]
+            while pieces:
+                rest = memoryview(pieces.pop(0))
+                while rest:
+                    rest = rest[await self._socket.send(rest) :]
         except OSError as error:
             # An engine may answer early and close; its answer counts then.
             if not await self._answer_is_there():

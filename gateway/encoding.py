@@ -12,8 +12,15 @@ _NOT_IN_VALUES = re.compile(rb"[\x00\r\n]")
 """RFC 9110, 5.1 and 5.5. A client's field that came over HTTP/2 may hold what HTTP/1.1 can't say."""
 
 
-async def encoded(request: httpx.Request) -> bytes:
-    """Write the request down; what can't be said in HTTP/1.1 raises httpx.LocalProtocolError."""
+LARGE_BYTES = 64 * 1024
+"""A body of this size isn't copied behind its head."""
+
+
+async def encoded(request: httpx.Request) -> list[bytes]:
+    """Write the request down in as few pieces as that makes sense.
+
+    What can't be said in HTTP/1.1 raises httpx.LocalProtocolError.
+    """
     target = request.extensions.get("target") or request.url.raw_path
     if not _TARGET.fullmatch(target):
         raise httpx.LocalProtocolError("illegal request target")
@@ -24,6 +31,7 @@ async def encoded(request: httpx.Request) -> bytes:
         head += (name, b": ", value, b"\r\n")
     head.append(b"\r\n")
     assert isinstance(request.stream, httpx.AsyncByteStream)
-    async for piece in request.stream:
-        head.append(piece)
-    return b"".join(head)
+    pieces = [piece async for piece in request.stream]
+    if sum(map(len, pieces)) < LARGE_BYTES:
+        return [b"".join(head + pieces)]
+    return [b"".join(head), *pieces]

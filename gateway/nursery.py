@@ -45,7 +45,7 @@ class Client(Writer, Protocol):
         """Take in the body, then wait for the client to leave and tell ``request``."""
 
     async def body(self) -> bytes:
-        """Return the whole body. Raises GatewayError ``body_too_large`` or ``body_timeout``."""
+        """Return the whole body. Raises GatewayError; see :meth:`gateway.client.AsgiClient.body`."""
 
     def drop_body(self) -> None:
         """Forget the body: it isn't needed any more."""

@@ -73,7 +73,11 @@ async def run(
             stall_seconds=config.stream.stall_seconds,
         )
         control = Plane(
-            control_plane(gateway, telemetry), [admin], name="control", most_connections=_ADMIN_CONNECTIONS
+            control_plane(gateway, telemetry),
+            [admin],
+            name="control",
+            most_connections=_ADMIN_CONNECTIONS,
+            stall_seconds=config.stream.stall_seconds,
         )
         service = Service(tuple(each.name for each in listeners[:-1]), admin.name, gateway)
         # The records are written to the end, also when everything is cancelled at once.

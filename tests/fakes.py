@@ -242,7 +242,6 @@ class FakeClient:
         return self._body
 
     def drop_body(self) -> None:
-        """Forget the body."""
         self.dropped_body = True
         self._body = b""
 
@@ -266,7 +265,6 @@ class FakeClient:
     send_rest = send
 
     async def settled(self) -> None:
-        """Wait for as long as a write would."""
         await self._written()
 
     async def finish(self) -> None:

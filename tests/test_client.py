@@ -240,12 +240,12 @@ async def test_body_for_which_there_is_no_room_is_not_read(autojump_clock: MockC
     assert budget.held == 0
 
 
-async def test_waiting_for_room_counts_as_arriving(autojump_clock: MockClock) -> None:
+async def test_a_body_kept_back_by_a_lack_of_room_is_no_slow_one(autojump_clock: MockClock) -> None:
     budget = BodyBudget(SMALL_BYTES)
     await budget.take(SMALL_BYTES, whole=SMALL_BYTES)
     visit = Visit(length=b"5", budget=budget)
     visit.comes(piece(b"hello"), piece(b"", more=False))
-    assert await visit.refusal() is Code.BODY_TIMEOUT
+    assert await visit.refusal() is Code.QUEUE_TIMEOUT
     assert trio.current_time() == 30
     budget.give_back(SMALL_BYTES, whole=SMALL_BYTES)
     assert budget.held == 0, "who has given up takes no room any more"

@@ -247,14 +247,18 @@ class Connection(TCPServer):
 
     def look_after(self, now: float) -> None:
         """Cut off a client that has stalled or vanished. ``now`` is Trio's clock."""
-        http = self._http
-        if http is None or (self._closing and not self.send_lock.locked()):
+        http, writing = self._http, self.send_lock.locked()
+        if http is None or not (writing or http.open_streams()):
+            # The idle clock minds it. The kernel isn't asked: there may be thousands of them.
+            self._stall_clock.rest(now)
+            return
+        if self._closing and not writing:
             return
         state = peer.look(self._socket)
         if state is not None and state.vanished:
             self.abort()
         elif self._stall_clock.stalled(
-            now, stuck=self.send_lock.locked(), taken=state.acknowledged if state is not None else 0
+            now, stuck=writing, taken=state.acknowledged if state is not None else 0
         ):
             for stream in http.open_streams():
                 stream.give_up()
@@ -269,7 +273,7 @@ class Connection(TCPServer):
         if self._shared.stall_seconds:
             http.end_stalled(now - self._shared.stall_seconds)
         silent = now - self._heard
-        if http.idle or silent < PING_AFTER_SECONDS:
+        if silent < PING_AFTER_SECONDS:
             return
         if not self._pinged:
             self._pinged = True

@@ -27,6 +27,9 @@ _CLOSE_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
 """How often stalled and vanished clients are looked for."""
 
+_LOOKS_A_TURN = 64
+"""Connections looked at before others get their turn."""
+
 
 class Plane:
     """Serves one ASGI application on its listeners until it is cancelled.
@@ -126,7 +129,9 @@ class Plane:
         while True:
             await trio.sleep(_LOOK_SECONDS)
             now = trio.current_time()
-            for connection in tuple(self._connections):
+            for number, connection in enumerate(tuple(self._connections), 1):
+                if number % _LOOKS_A_TURN == 0:
+                    await trio.lowlevel.checkpoint()
                 try:
                     connection.look_after(now)
                 except Exception as error:  # noqa: BLE001 - one connection's fault must not end the others

@@ -23,6 +23,11 @@ class StallClock:
         self._since = now
         self._slow = False
 
+    def rest(self, now: float) -> None:
+        """Note that there is nothing to be had."""
+        self._slow = False
+        self._since = now
+
     def stalled(self, now: float, *, stuck: bool, taken: int) -> bool:
         """Look: whether a write is stuck, and how many bytes the client's TCP has acknowledged."""
         pause = now - self._since

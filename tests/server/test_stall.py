@@ -26,6 +26,14 @@ def test_a_client_that_owes_nothing_hasn_t_stalled() -> None:
     assert clock.stalled(105.0, stuck=True, taken=1000)
 
 
+def test_an_idle_connection_is_only_noted() -> None:
+    clock = StallClock(SECONDS, 0.0)
+    assert not clock.stalled(1.0, stuck=False, taken=1000)
+    clock.rest(100.0)
+    assert not clock.stalled(104.9, stuck=True, taken=1000)
+    assert clock.stalled(105.0, stuck=True, taken=1000)
+
+
 def test_without_seconds_nobody_stalls() -> None:
     clock = StallClock(0.0, 0.0)
     assert not clock.stalled(1e6, stuck=True, taken=0)
