@@ -75,6 +75,7 @@ async def _serve(settings: config.Config) -> int:
             except config.ConfigError as error:
                 print(error, file=sys.stderr)
                 return EXIT_CONFIG
+            process.leave_collector_little()
             log.info("ready", listen=running.listen, admin=running.admin)
             ending = False
             async for number in signals:

@@ -1,12 +1,7 @@
 """A transport for plain-HTTP engines: httptools on Trio sockets, in httpx's shape.
 
-One read of the socket is one hand-over of everything it brought. The parser (llhttp)
-undoes the chunk framing and appends the pieces to a list in C, so that a read with a
-hundred chunks costs no hundred steps of Python. There is no limiter (slots are the
-limit), no task of its own, and cancellation closes the socket at once.
-
-It is strict where that protects: conflicting lengths, bad chunking and oversized heads
-fail the response, and bytes behind a response close its connection.
+One read of the socket is one hand-over of everything it brought. There is no limiter (slots
+are the limit), no task of its own, and cancellation closes the socket at once.
 (httpx's own hands over one chunk frame at a time, for about 60 us of CPU more a token.)
 """
 
@@ -18,16 +13,15 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httptools
 import httpx
 import trio
 
 from gateway.encoding import encoded
+from gateway.reply import Reply
 
 READ_BYTES = 64 * 1024
 """One read takes all there is up to this: under load reads get larger, not more."""
 
-MOST_HEAD_BYTES = 64 * 1024
 KEEPALIVE_SECONDS = 4.0
 """Idle connections are let go before engines close them: uvicorn and llama.cpp do after 5 s."""
 
@@ -69,8 +63,9 @@ class DirectTransport(httpx.AsyncBaseTransport):
         except BaseException:
             connection.close()
             raise
+        reply = connection.reply
         return httpx.Response(
-            connection.status, headers=connection.headers, stream=_Body(self, connection), request=request
+            reply.status, headers=reply.headers, stream=_Body(self, connection), request=request
         )
 
     async def aclose(self) -> None:
@@ -81,7 +76,7 @@ class DirectTransport(httpx.AsyncBaseTransport):
 
     def release(self, connection: _Connection) -> None:
         """Take back a connection whose response is over."""
-        if self._reuse and connection.reusable:
+        if self._reuse and connection.reply.reusable:
             self._idle.append((trio.current_time() + KEEPALIVE_SECONDS, connection))
         else:
             connection.close()
@@ -121,23 +116,17 @@ class _Connection:
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._socket = sock
         self._raw: socket.socket = sock._sock  # type: ignore[attr-defined]  # for reads without Trio's layers
-        self.start()
+        self.reply = Reply()
 
     def start(self) -> None:
         """Make ready for the next response."""
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.parts: list[bytes] = []
-        self.status = 0
-        self.head_complete = self.complete = self.reusable = False
-        self.failure: httpx.RemoteProtocolError | None = None
-        self._objection = ""
-        self._until_eof = False
-        self._head_bytes = 0
-        self._parser = httptools.HttpResponseParser(_Callbacks(self))
+        self.reply.let_go()
+        self.reply = Reply()
 
     def close(self) -> None:
         """Close at once."""
         self._socket.close()
+        self.reply.let_go()
 
     def quiet(self) -> bool:
         """Whether nothing has come while it was idle: neither bytes nor the engine's close."""
@@ -169,9 +158,7 @@ class _Connection:
 
     async def head(self) -> None:
         """Read until the response's head is complete."""
-        while not self.head_complete:
-            if self._head_bytes > MOST_HEAD_BYTES:
-                raise httpx.RemoteProtocolError(f"the response's head is larger than {MOST_HEAD_BYTES} bytes")
+        while not self.reply.head_complete:
             await self.feed()
 
     async def feed(self) -> None:
@@ -184,82 +171,11 @@ class _Connection:
             except BlockingIOError:
                 continue
             except OSError as error:
-                if self._head_bytes == 0:
+                if not self.reply.begun:
                     raise httpx.ReadError(str(error)) from None
-                self._fail(str(error))
+                self.reply.fail(str(error))
                 return
-        if not data:
-            self._end_of_file()
-            return
-        if not self.head_complete:
-            self._head_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._fail("the engine switched protocols")
-        except httptools.HttpParserError as error:
-            if self.complete:
-                self.reusable = False  # Something came behind the response; nobody asked for it.
-            else:
-                self._fail(self._objection or str(error))
-
-    def _end_of_file(self) -> None:
-        if self.head_complete and self._until_eof:
-            self.complete = True
-        elif self._head_bytes == 0:
-            self._fail("the engine disconnected without a response")
-        else:
-            self._fail("the engine closed its connection before the response was complete")
-
-    def _fail(self, what: str) -> None:
-        """Fail, but not before what came well in the same read has been taken."""
-        self.failure = httpx.RemoteProtocolError(what)
-        if not self.head_complete:
-            raise self.failure
-
-    # Called by the parser.
-
-    def message_begins(self) -> None:
-        if self.complete:
-            raise _StopParsingError
-
-    def head_is_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-        if self.status < 200:
-            self.headers.clear()
-            return
-        fields = {name.lower(): value for name, value in self.headers}
-        encoding = fields.get(b"transfer-encoding")
-        if encoding is not None and encoding.strip().lower() != b"chunked":
-            self._objection = "the response has a transfer encoding other than chunked"
-            raise _StopParsingError
-        self.head_complete = True
-        framed = encoding is not None or b"content-length" in fields or self.status in (204, 304)
-        self._until_eof = not framed
-        self.reusable = framed and self._parser.should_keep_alive()
-
-    def message_is_complete(self) -> None:
-        if self.head_complete:
-            self.complete = True
-
-
-class _StopParsingError(Exception):
-    """Stops the parser: at what comes behind a complete response, or at what we object to."""
-
-
-class _Callbacks:
-    """What the parser calls. Body pieces go to the list without a step of Python."""
-
-    def __init__(self, connection: _Connection) -> None:
-        self._connection = connection
-        self.on_body = connection.parts.append
-        self.on_message_begin = connection.message_begins
-        self.on_headers_complete = connection.head_is_complete
-        self.on_message_complete = connection.message_is_complete
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._connection.head_complete:  # Trailers are dropped (RFC 9110, 6.5.1).
-            self._connection.headers.append((name, value))
+        self.reply.feed(data)
 
 
 class _Body(httpx.AsyncByteStream):
@@ -276,14 +192,15 @@ class _Body(httpx.AsyncByteStream):
         connection = self._connection
         if connection is None:
             raise StopAsyncIteration
-        parts = connection.parts
+        reply = connection.reply
+        parts = reply.parts
         while not parts:
-            if connection.complete:
+            if reply.complete:
                 self._connection = None
                 self._transport.release(connection)
                 raise StopAsyncIteration
-            if connection.failure is not None:
-                raise connection.failure
+            if reply.failure is not None:
+                raise reply.take_failure()
             await connection.feed()
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()

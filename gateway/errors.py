@@ -91,6 +91,14 @@ class GatewayError(Exception):
         """Seconds for ``Retry-After``: 429 and 503 carry it (RFC 9110, 10.2.3)."""
         return RETRY_AFTER_SECONDS if self.status in (429, 503) else None
 
+    def bare(self) -> GatewayError:
+        """Return it without the frames it came through, for keeping.
+
+        They hold the request that holds it: a cycle, which only the garbage collector could free.
+        """
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+        return self
+
 
 class EngineError(GatewayError):
     """The engine, or the way to it, failed.

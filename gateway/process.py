@@ -9,6 +9,10 @@ from contextlib import suppress
 LARGE_BYTES = 1 << 20
 """Blocks of this size go back to the system when they are let go of."""
 
+COLLECTOR_THRESHOLDS = (2_000, 5, 500)
+"""New containers before a search of the youngest generation, and searches of one before one of the
+next. Found by measurement: docs/performance.md."""
+
 _M_MMAP_THRESHOLD = -3
 
 
@@ -25,3 +29,14 @@ def keep_no_large_blocks() -> None:
 def end() -> None:
     """Skip the last search for garbage: it would only delay the end."""
     gc.freeze()
+
+
+def leave_collector_little() -> None:
+    """Take what there is now out of the garbage collector's sight, and have it look less often.
+
+    Requests leave it nothing: their cycles are broken when they end, so that reference counts
+    free them. Its pauses, though, are everybody's, and a full search looks through all streams.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)

@@ -92,7 +92,7 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
     except GatewayError as error:
         if not commit.done:
             raise
-        spool.end(error)
+        spool.end(error.bare())
     else:
         spool.end()
     finally:

@@ -163,7 +163,7 @@ class Request:
             and first_outcome((stopped_by.outcome, error.outcome)) is stopped_by.outcome
         ):
             error = stopped_by
-        self.error = error
+        self.error = error.bare()
         self._facts.add(error.outcome)
 
     def answered(self) -> None:

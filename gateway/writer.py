@@ -58,7 +58,10 @@ async def write(request: Request, client: Writer, response: Response, heartbeat_
     if not isinstance(response.tail, SseTail):
         heartbeat_seconds = inf
     with request.writing:
-        await _send(request, client, response, heartbeat_seconds)
+        try:
+            await _send(request, client, response, heartbeat_seconds)
+        finally:
+            response.spool.outlet = None
     if request.writing.cancelled_caught:
         client.abort()
 
@@ -83,7 +86,6 @@ async def _send(request: Request, client: Writer, response: Response, heartbeat_
         if response.is_all(request.bytes):
             request.answered()
         await client.settled()
-    spool.outlet = None
     if spool.failure is not None:
         request.failed(spool.failure)
         await _farewell(request, client, response, request.error or spool.failure)

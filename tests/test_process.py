@@ -36,3 +36,14 @@ async def test_large_blocks_go_back_to_the_system() -> None:
     if await kept("not set") < 64 << 20:
         pytest.skip("this C library gives large blocks back by itself")
     assert await kept("set") < 8 << 20
+
+
+async def test_the_collector_is_told_to_leave_what_there_is_and_to_look_seldom() -> None:
+    script = """
+import gc
+from gateway.process import COLLECTOR_THRESHOLDS, leave_collector_little
+leave_collector_little()
+assert gc.get_freeze_count() > 1000
+assert gc.get_threshold() == COLLECTOR_THRESHOLDS
+"""
+    await trio.run_process([sys.executable, "-c", script])

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -52,7 +51,7 @@ class Connection(TCPServer):
         self._shared = shared
         self._socket = getattr(stream, "transport_stream", stream).socket
         self._http: Any = None
-        self._make: Callable[[Any], Any]
+        self._make: Any = None
         self._closing = False
         self._gone = False
         self._over = False
@@ -70,6 +69,8 @@ class Connection(TCPServer):
                     await self._serve()
             finally:
                 await trio.aclose_forcefully(self.stream)
+                # It knows this connection too: what no cycle holds is freed now, not by the collector.
+                self._http = self._make = None
         except Exception as error:  # noqa: BLE001 - whatever it is, it must stay on this connection
             self._shared.fault(error)
         except BaseExceptionGroup as group:

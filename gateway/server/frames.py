@@ -133,6 +133,12 @@ class Frames(h2.connection.H2Connection):
         return stream is not None and not stream.closed and decoded
 
 
+def let_go(connection: h2.connection.H2Connection) -> None:
+    """Forget what h2 keeps of a connection's own methods: cycles. Nothing passes over it any more."""
+    connection._frame_dispatch_table = {}
+    connection.state_machine._transitions = {}
+
+
 def head_of(fields: list[tuple[bytes, bytes]]) -> Head | None:
     """Make a request's head of its fields; None if it can't become an ASGI scope."""
     named: dict[bytes, bytes] = dict(fields)

@@ -148,6 +148,7 @@ class Http1(H11Protocol):
         try:
             event = self.connection.next_event()
         except h11.RemoteProtocolError as error:
+            error.__traceback__ = None  # It leads back to the error: a cycle.
             await self._refuse(error.error_status_hint)
             return False
         if isinstance(event, h11.Request):

@@ -27,7 +27,7 @@ from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.http_stream import ASGIHTTPState
 
 from gateway.server.abuse import A_REQUEST, Allowance, FloodError
-from gateway.server.frames import Frames, head_of
+from gateway.server.frames import Frames, head_of, let_go
 from gateway.server.pings import Pings
 from gateway.server.sending import Buffer, Sending
 from gateway.server.stream import Head, HttpStream
@@ -61,6 +61,7 @@ class Http2(H2Protocol):
         write_now: Callable[[bytes], int] | None,
     ) -> None:
         super().__init__(*context)
+        let_go(self.connection)
         self.connection: Frames = Frames(
             most_streams=self.config.h2_max_concurrent_streams,
             most_head_bytes=self.config.h2_max_header_list_size,
@@ -83,8 +84,10 @@ class Http2(H2Protocol):
         """Take what the connection has read, or that it is closed."""
         if isinstance(event, Closed):
             self.closed = True
-            await self._close_streams()
+            for stream_id in list(self.streams):
+                await self._close_stream(stream_id)
             self._sending.end()
+            let_go(self.connection)
         elif isinstance(event, RawData):
             for at in range(0, len(event.data), _AT_ONCE_BYTES):
                 if at:
@@ -250,10 +253,6 @@ class Http2(H2Protocol):
         if not self.closed:
             await self.send(Updated(idle=self.idle))
 
-    async def _close_streams(self) -> None:
-        for stream_id in list(self.streams):
-            await self._close_stream(stream_id)
-
     def open_streams(self) -> list[HttpStream]:
         """Return the streams of requests that aren't answered."""
         return [stream for stream in self.streams.values() if isinstance(stream, HttpStream)]
@@ -287,7 +286,8 @@ class Http2(H2Protocol):
     async def _close_after_flush(self) -> None:
         """End all streams, and close once what we have said, a GOAWAY for instance, has left."""
         self._ending = True
-        await self._close_streams()
+        for stream_id in list(self.streams):
+            await self._close_stream(stream_id)
         over = self.context.terminated.is_set()
         if not await self._sending.flush(LAST_DATA_AT_THE_END_SECONDS if over else LAST_DATA_SECONDS):
             self._abort_connection()

@@ -87,6 +87,7 @@ class Sending:
     def end(self) -> None:
         """Nothing more is written, and nobody waits any more."""
         self._ended = True
+        self._write, self._too_much = _lost, _nothing  # The connection's own: a cycle.
         self._something.set()
         _set(self._waiting)
         _set(self._leaving)
@@ -188,6 +189,14 @@ class Sending:
             return self._frames.local_flow_control_window(stream_id) > 0
         except h2.exceptions.ProtocolError:
             return True  # It is closed, which it has to be told.
+
+
+async def _lost(_data: Buffer) -> None:
+    """Write nothing: there is no connection any more."""
+
+
+def _nothing() -> None:
+    """Have nothing to do."""
 
 
 def _set(turns: dict[int, trio.Event]) -> None:

@@ -13,26 +13,28 @@ class StallClock:
     """Says when a client has stalled: it took nothing for ``seconds`` although a write is stuck.
 
     A kernel makes a slow reader's progress known in uneven steps (see
-    :mod:`gateway.server.outgoing`). So who has taken something after a pause, which those
-    that never read don't, is given twice the time from then on. 0 ``seconds`` is off.
+    :mod:`gateway.server.outgoing`). So who has taken something after a pause, and again after
+    another, is given twice the time from then on. (Once isn't enough: a kernel whose buffer is
+    full can take a little more when it is asked again, though nobody reads.) 0 ``seconds`` is off.
     """
 
     def __init__(self, seconds: float, now: float) -> None:
         self._seconds = seconds
         self._taken = 0
         self._since = now
-        self._slow = False
+        self._late = 0
+        """Pauses that were followed by progress."""
 
     def rest(self, now: float) -> None:
         """Note that there is nothing to be had."""
-        self._slow = False
+        self._late = 0
         self._since = now
 
     def stalled(self, now: float, *, stuck: bool, taken: int) -> bool:
         """Look: whether a write is stuck, and how many bytes the client's TCP has acknowledged."""
         pause = now - self._since
         if stuck and taken == self._taken:
-            return 0 < self._seconds * (2 if self._slow else 1) <= pause
-        self._slow = stuck and (self._slow or pause > PAUSE_SECONDS)
+            return 0 < self._seconds * (2 if self._late > 1 else 1) <= pause
+        self._late = self._late + (pause > PAUSE_SECONDS) if stuck else 0
         self._taken, self._since = taken, now
         return False

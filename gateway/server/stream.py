@@ -115,8 +115,8 @@ class HttpStream(HTTPStream):
         self.request_ended = False
         self.wants_body = wants_body
         self.stalled: Callable[[], None] = abort
-        self.left: Callable[[], None] = lambda: None
-        self.send_now: Callable[[bytes], bytes | None] = lambda _data: None
+        self.left: Callable[[], None] = _nothing
+        self.send_now: Callable[[bytes], bytes | None] = _not_now
         self.settled: Callable[[], Awaitable[None]] = _at_once
         self.lane: Lane | None = None
 
@@ -177,6 +177,26 @@ class HttpStream(HTTPStream):
             with trio.CancelScope(shield=True):
                 if not self.closed:
                     await self.send(StreamClosed(stream_id=self.stream_id))
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Forget who knows this stream too: what no cycle holds is freed now, not by the collector."""
+        self.scope, self.send = {}, _dropped
+        self.abort = self.left = self.stalled = self.wants_body = _nothing
+        self.send_now, self.settled, self.lane = _not_now, _at_once, None
+
+
+def _nothing() -> None:
+    """Have nothing to do."""
+
+
+def _not_now(_data: bytes) -> bytes | None:
+    """Send nothing without waiting."""
+    return None
+
+
+async def _dropped(_event: Event) -> None:
+    """Send nothing: the stream is over."""
 
 
 async def _at_once() -> None:

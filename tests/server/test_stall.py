@@ -46,19 +46,32 @@ def test_what_a_kernel_takes_at_first_prolongs_nothing() -> None:
     assert clock.stalled(6.0, stuck=True, taken=140_000)
 
 
-def test_a_reader_known_to_be_slow_has_twice_the_time() -> None:
+def slow_reader() -> StallClock:
+    """It has taken something after two pauses, the last time at 8.5 s."""
     clock = StallClock(SECONDS, 0.0)
-    assert not clock.stalled(0.5, stuck=True, taken=100_000)
-    assert not clock.stalled(4.5, stuck=True, taken=102_000)
-    assert not clock.stalled(4.5 + 9.9, stuck=True, taken=102_000)
-    assert clock.stalled(4.5 + 10.0, stuck=True, taken=102_000)
+    for now, taken in (0.5, 100_000), (4.5, 102_000), (8.5, 104_000):
+        assert not clock.stalled(now, stuck=True, taken=taken)
+    return clock
+
+
+def test_a_reader_known_to_be_slow_has_twice_the_time() -> None:
+    clock = slow_reader()
+    assert not clock.stalled(8.5 + 9.9, stuck=True, taken=104_000)
+    assert clock.stalled(8.5 + 10.0, stuck=True, taken=104_000)
+
+
+def test_one_late_progress_doesn_t_make_a_reader() -> None:
+    """A full kernel may take a little more when it is asked again."""
+    clock = StallClock(SECONDS, 0.0)
+    for now, taken in (0.5, 100_000), (2.0, 100_100), (2.5, 100_200):
+        assert not clock.stalled(now, stuck=True, taken=taken)
+    assert clock.stalled(7.5, stuck=True, taken=100_200)
 
 
 def test_a_reader_that_has_caught_up_is_slow_no_more() -> None:
-    clock = StallClock(SECONDS, 0.0)
-    assert not clock.stalled(4.5, stuck=True, taken=102_000)
-    assert not clock.stalled(5.0, stuck=False, taken=102_000)
-    assert clock.stalled(10.0, stuck=True, taken=102_000)
+    clock = slow_reader()
+    assert not clock.stalled(9.0, stuck=False, taken=104_000)
+    assert clock.stalled(14.0, stuck=True, taken=104_000)
 
 
 @pytest.mark.parametrize("sign", [1, -1], ids=["tcp", "unix"])
