@@ -6,51 +6,23 @@ Exit code 0 when everything that must hold does, 1 when something doesn't, 2 for
 from __future__ import annotations
 
 import argparse
-import http.client
 import os
+import resource
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
-from bench import processes, scenarios
-from bench.departures import departures
-from bench.real import real
+from bench import processes
+from bench.compare import UNFIT
 from bench.report import Outcome, machine, print_table, write_json
+from bench.scenarios import SCENARIOS
 from bench.targets import BenchError
 
-
-@dataclass(frozen=True)
-class Scenario:
-    """A command of the bench."""
-
-    run: Callable[[int], Outcome]
-    rounds: int
-    what: str
-
-
-# What a gateway that dies or answers nonsense makes of a scenario; the others still run.
-UNFIT = (OSError, ValueError, LookupError, http.client.HTTPException, subprocess.SubprocessError)
-
-SCENARIOS = {
-    "leavers": Scenario(
-        partial(scenarios.leavers, 100), 10, "100 streams that leave half-way: torn down how fast?"
-    ),
-    "leavers-500": Scenario(partial(scenarios.leavers, 500), 10, "the same with 500"),
-    "aside": Scenario(scenarios.aside, 3, "other routes while 200 streams run"),
-    "departures": Scenario(departures, 10, "each way of leaving, in each phase"),
-    "crowd": Scenario(scenarios.crowd, 1, "100 clients on 16 slots, a fifth leaves half-way"),
-    "real": Scenario(real, 1, "client's close to idle slot on llama.cpp"),
-    "steady": Scenario(scenarios.steady, 3, "CPU per event, 100 streams at 50 tokens/s"),
-    "bulk": Scenario(scenarios.bulk, 3, "CPU per event, 64 streams as fast as they go"),
-}
+FILES = 65_536  # descriptors: each stream takes one in the clients, one in the engine and two in a proxy
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    listing = "\n".join(f"  {name:12} {it.what} ({it.rounds} rounds)" for name, it in SCENARIOS.items())
+    listing = "\n".join(f"  {name:15} {it.what} ({it.rounds} rounds)" for name, it in SCENARIOS.items())
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Measure the gateway between a simulated (or real) engine and many clients, on loopback.",
@@ -67,6 +39,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if options.rounds < 0:
         parser.error("--rounds can't be negative")
     return options
+
+
+def raise_limit() -> None:
+    """As many descriptors as may be had; the processes started inherit it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def run_one(name: str, rounds: int) -> Outcome:
@@ -88,6 +67,7 @@ def main() -> int:
     # Both unwind, so that whatever was started is ended. (SIGINT comes ignored to a shell's background job.)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    raise_limit()
     about = machine()
     gateway, rest = processes.gateway_cpu(), processes.rest_cpu()
     about["gateway_on_cpu"], about["rest_on_cpu"] = gateway, rest
