@@ -1,4 +1,4 @@
-"""Other proxies in the gateway's place, for comparison: each a process on its core, started and ended like it.
+"""Other proxies in the gateway's place, for comparison: each a process on its core, started like it.
 
 What isn't installed is left out, with a note of what is missing.
 """

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from bench import baselines
 from bench.figures import Result, costs, median_of, median_rate
@@ -20,6 +21,8 @@ from bench.watch import NOTHING, Look
 
 # What a program that dies or answers nonsense makes of a load.
 UNFIT = (OSError, ValueError, LookupError, http.client.HTTPException, subprocess.SubprocessError)
+
+ONE_EACH: dict[str, Any] = {"protocol": "http/1.1", "shared": False}  # for targets without HTTP/2
 
 Results = dict[str, list[Result]]
 """By target, what each round gave."""
@@ -46,7 +49,8 @@ class Field:
             self.engine.reset(slots=self.slots)
             self.connections = self.engine.stats()["connections"]
             try:
-                result = run_load(target, replace(plan, name=f"{plan.name}-{target.name}-{number}"), look)
+                named = replace(plan, name=f"{plan.name}-{target.name}-{number}")
+                result = run_load(target, named if target.http2 else replace(named, **ONE_EACH), look)
                 self._add(target, result, join)
             except (*UNFIT, BenchError) as error:
                 if target.name not in baselines.MAKE:
@@ -100,10 +104,7 @@ def report_cost(field: Field, per: str, limit: float | None = None, share: float
     outcome = field.outcome
     spent = {name: costs(results, per) for name, results in field.results.items() if name != "direct"}
     outcome.figures[f"us_per_{per}"] = spent
-    texts = {
-        name: f"{statistics.median(values):.1f} us ({min(values):.1f}-{max(values):.1f})"
-        for name, values in spent.items()
-    }
+    texts = {name: _spread_us(values) for name, values in spent.items()}
     unit = per.rstrip("s")
     middle = statistics.median(spent["gateway"])
     if limit is None:
@@ -115,7 +116,12 @@ def report_cost(field: Field, per: str, limit: float | None = None, share: float
         outcome.require(f"CPU per {unit}, of pooled's", f"{ratio:.2f}", ratio <= share, f"<= {share:g}")
 
 
-def report_streams(outcome: Outcome, by_target: Results) -> None:
+def _spread_us(values: list[float]) -> str:
+    span = f" ({min(values):.1f}-{max(values):.1f})" if len(values) > 1 else ""
+    return f"{statistics.median(values):.1f} us{span}"
+
+
+def report_streams(outcome: Outcome, by_target: Results, first: str = "first token") -> None:
     """What holds for every load: no request of the gateway's fails; and its latencies."""
     got = by_target["gateway"]
     wrong = sum(result["errors"] for result in got)
@@ -124,7 +130,7 @@ def report_streams(outcome: Outcome, by_target: Results) -> None:
         for name, rounds in by_target.items()
     }
     outcome.require("requests failed", texts, wrong == 0, "0")
-    for measure, key in (("time to first token", "ttft_ms"), ("between events", "gap_ms")):
+    for measure, key in ((f"time to {first}", "ttft_ms"), ("between events", "gap_ms")):
         if median_of(got, key)["p50"] is not None:
             medians = {name: median_of(rounds, key) for name, rounds in by_target.items()}
             outcome.add(

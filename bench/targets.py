@@ -129,6 +129,7 @@ class Target:
     engine: Started
     tree: processes.Tree | None = None
     admin: int | None = None
+    http2: bool = False
 
     def url(self, path: str = "/v1/chat/completions") -> str:
         return f"http://{HOST}:{self.port}{path}"
@@ -180,7 +181,7 @@ class Gateway(Served):
 
     def __init__(self, engine: Started, slots: int, *, kind: str = "openai") -> None:
         super().__init__("gateway", engine)
-        self.slots, self.admin = slots, free_port()
+        self.slots, self.admin, self.http2 = slots, free_port(), True
         config = os.path.join(self.folder.name, "config.toml")
         with open(config, "w", encoding="utf-8") as file:
             file.write(
