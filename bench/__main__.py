@@ -1,4 +1,4 @@
-"""`scripts/bench [NAME ...] [--rounds N] [--json FILE]`: run scenarios, print one table.
+"""`scripts/bench [NAME ...] [--rounds N | --quick] [--json FILE] [--charts DIR]`: scenarios, and their table.
 
 Exit code 0 when everything that must hold does, 1 when something doesn't, 2 for a wrong call, 130 for Ctrl-C.
 """
@@ -11,10 +11,12 @@ import resource
 import signal
 import sys
 import time
+from typing import Any
 
-from bench import processes
+from bench import baselines, processes
+from bench.charts import draw
 from bench.compare import UNFIT
-from bench.report import Outcome, machine, print_table, write_json
+from bench.report import Outcome, as_report, machine, print_table, write_json
 from bench.scenarios import SCENARIOS
 from bench.targets import BenchError
 
@@ -31,11 +33,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("names", metavar="NAME", nargs="*")
     parser.add_argument("--rounds", type=int, default=0, help="repetitions (default: each scenario's own)")
+    parser.add_argument("--quick", action="store_true", help="one round each, and only the pooled baseline")
     parser.add_argument("--json", metavar="FILE", help="write all figures there as well")
+    parser.add_argument("--charts", metavar="DIR", help="draw what was measured, as SVG files")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in SCENARIOS]
     if unknown:
         parser.error(f"there is no scenario {unknown[0]!r}; there are {', '.join(SCENARIOS)}")
+    if options.quick:
+        options.rounds = options.rounds or 1
+        baselines.only("pooled")
     if options.rounds < 0:
         parser.error("--rounds can't be negative")
     return options
@@ -62,6 +69,22 @@ def run_one(name: str, rounds: int) -> Outcome:
     return outcome
 
 
+def conclude(outcomes: list[Outcome], about: dict[str, Any], options: argparse.Namespace) -> None:
+    """The table, what failed and why, the machine; the report and its charts where they are wanted."""
+    print_table(outcomes)
+    for outcome in outcomes:
+        if outcome.failed:
+            print(f"\n{outcome.name} failed: {outcome.failed}")
+    gateway, rest = about["gateway_on_cpu"], about["rest_on_cpu"]
+    pinned = "not pinned" if gateway is None else f"gateway on CPU {gateway}, the rest on CPU {rest}"
+    print(f"\n{about['cpu']}, {about['cores']} cores, {about['python']}, {about['bench_loop']}; {pinned}")
+    report = as_report(outcomes, about)
+    if options.json:
+        write_json(options.json, report)
+    if options.charts:
+        draw(report, options.charts)
+
+
 def main() -> int:
     options = parse(sys.argv[1:])
     # Both unwind, so that whatever was started is ended. (SIGINT comes ignored to a shell's background job.)
@@ -69,8 +92,8 @@ def main() -> int:
         signal.signal(number, signal.default_int_handler)
     raise_limit()
     about = machine()
-    gateway, rest = processes.gateway_cpu(), processes.rest_cpu()
-    about["gateway_on_cpu"], about["rest_on_cpu"] = gateway, rest
+    rest = processes.rest_cpu()
+    about["gateway_on_cpu"], about["rest_on_cpu"] = processes.gateway_cpu(), rest
     if rest is not None:
         os.sched_setaffinity(0, {rest})
     outcomes: list[Outcome] = []
@@ -84,14 +107,7 @@ def main() -> int:
         interrupted = True
     about["load_average_after"] = os.getloadavg()[0]
     if outcomes:
-        print_table(outcomes)
-        for outcome in outcomes:
-            if outcome.failed:
-                print(f"\n{outcome.name} failed: {outcome.failed}")
-        pinned = "not pinned" if gateway is None else f"gateway on CPU {gateway}, the rest on CPU {rest}"
-        print(f"\n{about['cpu']}, {about['cores']} cores, {about['python']}, {about['bench_loop']}; {pinned}")
-        if options.json:
-            write_json(options.json, outcomes, about)
+        conclude(outcomes, about, options)
     if interrupted:
         return 130
     return 0 if all(outcome.holds() for outcome in outcomes) else 1

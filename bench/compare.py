@@ -103,9 +103,9 @@ def report_cost(field: Field, per: str, limit: float | None = None, share: float
     """CPU time per event or request: at most `limit` us, and at most this share of the pooled proxy's."""
     outcome = field.outcome
     spent = {name: costs(results, per) for name, results in field.results.items() if name != "direct"}
-    outcome.figures[f"us_per_{per}"] = spent
+    unit = per.removesuffix("s")
+    outcome.figures[f"us_per_{unit}"] = spent
     texts = {name: _spread_us(values) for name, values in spent.items()}
-    unit = per.rstrip("s")
     middle = statistics.median(spent["gateway"])
     if limit is None:
         outcome.add(f"CPU per {unit}", texts)

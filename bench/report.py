@@ -132,7 +132,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_json(path: str, outcomes: list[Outcome], about: dict[str, Any]) -> None:
+def as_report(outcomes: list[Outcome], about: dict[str, Any]) -> dict[str, Any]:
+    """Everything there is, as JSON has it."""
     report = {
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": about,
@@ -148,6 +149,11 @@ def write_json(path: str, outcomes: list[Outcome], about: dict[str, Any]) -> Non
             for outcome in outcomes
         },
     }
+    as_json: dict[str, Any] = json.loads(json.dumps(report))  # keys that are numbers become text
+    return as_json
+
+
+def write_json(path: str, report: dict[str, Any]) -> None:
     with open(path, "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1)
         file.write("\n")
