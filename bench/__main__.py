@@ -1,4 +1,4 @@
-"""`scripts/bench [NAME ...] [--rounds N] [--json FILE]`: run scenarios, print one table.
+"""`scripts/bench [NAME ...] [--rounds N | --quick] [--json FILE] [--charts DIR]`: scenarios, and their table.
 
 Exit code 0 when everything that must hold does, 1 when something doesn't, 2 for a wrong call, 130 for Ctrl-C.
 """
@@ -6,51 +6,25 @@ Exit code 0 when everything that must hold does, 1 when something doesn't, 2 for
 from __future__ import annotations
 
 import argparse
-import http.client
 import os
+import resource
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
-from bench import processes, scenarios
-from bench.departures import departures
-from bench.real import real
-from bench.report import Outcome, machine, print_table, write_json
+from bench import baselines, processes
+from bench.charts import draw
+from bench.compare import UNFIT
+from bench.report import Outcome, as_report, machine, print_table, write_json
+from bench.scenarios import SCENARIOS
 from bench.targets import BenchError
 
-
-@dataclass(frozen=True)
-class Scenario:
-    """A command of the bench."""
-
-    run: Callable[[int], Outcome]
-    rounds: int
-    what: str
-
-
-# What a gateway that dies or answers nonsense makes of a scenario; the others still run.
-UNFIT = (OSError, ValueError, LookupError, http.client.HTTPException, subprocess.SubprocessError)
-
-SCENARIOS = {
-    "leavers": Scenario(
-        partial(scenarios.leavers, 100), 10, "100 streams that leave half-way: torn down how fast?"
-    ),
-    "leavers-500": Scenario(partial(scenarios.leavers, 500), 10, "the same with 500"),
-    "aside": Scenario(scenarios.aside, 3, "other routes while 200 streams run"),
-    "departures": Scenario(departures, 10, "each way of leaving, in each phase"),
-    "crowd": Scenario(scenarios.crowd, 1, "100 clients on 16 slots, a fifth leaves half-way"),
-    "real": Scenario(real, 1, "client's close to idle slot on llama.cpp"),
-    "steady": Scenario(scenarios.steady, 3, "CPU per event, 100 streams at 50 tokens/s"),
-    "bulk": Scenario(scenarios.bulk, 3, "CPU per event, 64 streams as fast as they go"),
-}
+FILES = 65_536  # descriptors: each stream takes one in the clients, one in the engine and two in a proxy
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    listing = "\n".join(f"  {name:12} {it.what} ({it.rounds} rounds)" for name, it in SCENARIOS.items())
+    listing = "\n".join(f"  {name:15} {it.what} ({it.rounds} rounds)" for name, it in SCENARIOS.items())
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Measure the gateway between a simulated (or real) engine and many clients, on loopback.",
@@ -59,14 +33,26 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("names", metavar="NAME", nargs="*")
     parser.add_argument("--rounds", type=int, default=0, help="repetitions (default: each scenario's own)")
+    parser.add_argument("--quick", action="store_true", help="one round each, and only the pooled baseline")
     parser.add_argument("--json", metavar="FILE", help="write all figures there as well")
+    parser.add_argument("--charts", metavar="DIR", help="draw what was measured, as SVG files")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in SCENARIOS]
     if unknown:
         parser.error(f"there is no scenario {unknown[0]!r}; there are {', '.join(SCENARIOS)}")
+    if options.quick:
+        options.rounds = options.rounds or 1
+        baselines.only("pooled")
     if options.rounds < 0:
         parser.error("--rounds can't be negative")
     return options
+
+
+def raise_limit() -> None:
+    """As many descriptors as may be had; the processes started inherit it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def run_one(name: str, rounds: int) -> Outcome:
@@ -83,14 +69,31 @@ def run_one(name: str, rounds: int) -> Outcome:
     return outcome
 
 
+def conclude(outcomes: list[Outcome], about: dict[str, Any], options: argparse.Namespace) -> None:
+    """The table, what failed and why, the machine; the report and its charts where they are wanted."""
+    print_table(outcomes)
+    for outcome in outcomes:
+        if outcome.failed:
+            print(f"\n{outcome.name} failed: {outcome.failed}")
+    gateway, rest = about["gateway_on_cpu"], about["rest_on_cpu"]
+    pinned = "not pinned" if gateway is None else f"gateway on CPU {gateway}, the rest on CPU {rest}"
+    print(f"\n{about['cpu']}, {about['cores']} cores, {about['python']}, {about['bench_loop']}; {pinned}")
+    report = as_report(outcomes, about)
+    if options.json:
+        write_json(options.json, report)
+    if options.charts:
+        draw(report, options.charts)
+
+
 def main() -> int:
     options = parse(sys.argv[1:])
     # Both unwind, so that whatever was started is ended. (SIGINT comes ignored to a shell's background job.)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    raise_limit()
     about = machine()
-    gateway, rest = processes.gateway_cpu(), processes.rest_cpu()
-    about["gateway_on_cpu"], about["rest_on_cpu"] = gateway, rest
+    rest = processes.rest_cpu()
+    about["gateway_on_cpu"], about["rest_on_cpu"] = processes.gateway_cpu(), rest
     if rest is not None:
         os.sched_setaffinity(0, {rest})
     outcomes: list[Outcome] = []
@@ -104,14 +107,7 @@ def main() -> int:
         interrupted = True
     about["load_average_after"] = os.getloadavg()[0]
     if outcomes:
-        print_table(outcomes)
-        for outcome in outcomes:
-            if outcome.failed:
-                print(f"\n{outcome.name} failed: {outcome.failed}")
-        pinned = "not pinned" if gateway is None else f"gateway on CPU {gateway}, the rest on CPU {rest}"
-        print(f"\n{about['cpu']}, {about['cores']} cores, {about['python']}, {about['bench_loop']}; {pinned}")
-        if options.json:
-            write_json(options.json, outcomes, about)
+        conclude(outcomes, about, options)
     if interrupted:
         return 130
     return 0 if all(outcome.holds() for outcome in outcomes) else 1

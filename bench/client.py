@@ -1,8 +1,7 @@
 """The client's side of the wire: one connection, told what to send and when to leave.
 
 An `Exchange` is one request and what becomes of its answer; it never sees framing. A `ClientConnection`
-carries exchanges over one protocol. `CONNECTIONS` is the seam: HTTP/2 (many exchanges a connection, leaving
-by RST_STREAM) is one more class here and one more name there.
+carries exchanges over one protocol; HTTP/2's is in `http2.py`. A client may read slowly: see `Reading`.
 
 Leaving closes the socket at once, in the middle of whatever arrives. The instant is taken just before the
 close, so every latency measured from it includes the close itself.
@@ -14,10 +13,18 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 now = time.monotonic
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a client takes what arrives. 0: as fast as it comes, and the kernel's own buffer."""
+
+    bytes_per_second: int = 0
+    buffer_bytes: int = 0  # SO_RCVBUF
 
 
 class Exchange:
@@ -57,7 +64,7 @@ class ClientConnection(Protocol):
     def close(self) -> None: ...
 
 
-class Http1(asyncio.Protocol):
+class _Http1(asyncio.BaseProtocol):
     """HTTP/1.1, one exchange at a time, kept alive between them."""
 
     transport: asyncio.Transport
@@ -186,23 +193,45 @@ class Http1(asyncio.Protocol):
             exchange.end(f"{how} {'mid-body' if exchange.status else 'before the head'}")
 
 
-CONNECTIONS: dict[str, Callable[[str], Http1]] = {"http/1.1": Http1}
+class Http1(_Http1, asyncio.Protocol):
+    """A client that reads as fast as it can."""
 
 
-async def connect(protocol: str, host: str, port: int) -> ClientConnection:
-    """A new connection to a loopback port, with TCP_NODELAY."""
-    loop = asyncio.get_running_loop()
-    make = CONNECTIONS[protocol]
+class SlowHttp1(_Http1, asyncio.BufferedProtocol):
+    """A client that takes a quarter of a second's worth, and waits until the next is due."""
+
+    def __init__(self, host: str, bytes_per_second: int) -> None:
+        super().__init__(host)
+        self.rate = bytes_per_second
+        self.memory = bytearray(max(256, bytes_per_second // 4))
+
+    def get_buffer(self, _sizehint: int) -> bytearray:
+        return self.memory
+
+    def buffer_updated(self, count: int) -> None:
+        self.data_received(bytes(self.memory[:count]))
+        if self.exchange and not self.transport.is_closing():
+            self.transport.pause_reading()
+            asyncio.get_running_loop().call_later(count / self.rate, self._go_on)
+
+    def _go_on(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+
+async def open_socket(host: str, port: int, receive_buffer: int = 0) -> socket.socket:
+    """A connected non-blocking socket with TCP_NODELAY; the buffer's size must be set before it connects."""
     raw = socket.socket()
     raw.setblocking(False)
     try:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await loop.sock_connect(raw, (host, port))
-        _, connection = await loop.create_connection(lambda: make(f"{host}:{port}"), sock=raw)
+        if receive_buffer:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        await asyncio.get_running_loop().sock_connect(raw, (host, port))
     except BaseException:
         raw.close()
         raise
-    return connection
+    return raw
 
 
 def json_body(fields: dict[str, object]) -> bytes:

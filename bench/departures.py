@@ -17,7 +17,7 @@ from typing import NamedTuple
 import h2.config
 import h2.connection
 
-from bench.load import percentiles
+from bench.figures import percentiles
 from bench.report import Outcome, spread
 from bench.targets import HOST, Engine, Gateway
 

@@ -4,7 +4,6 @@
 
 Reads a `Plan` and writes a `Result` (both JSON), so that it runs as a process of its own, on the engine's
 core. Every loop is bounded by `requests`, `timeout_seconds` and `max_seconds`; only loopback is spoken to.
-Every token carries its number: a missing, doubled or reordered one counts as a bad event.
 """
 
 from __future__ import annotations
@@ -15,122 +14,17 @@ import sys
 import time
 from array import array
 from collections import Counter
-from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.client import ClientConnection, Exchange, connect, json_body
+from bench.client import ClientConnection, Exchange, Http1, SlowHttp1, json_body, open_socket
+from bench.figures import percentiles
+from bench.http2 import Http2
 from bench.loop import run
+from bench.plan import Plan, Probe, from_json
+from bench.stream import Completion, Stream, Whole
 
 now = time.monotonic
-GAPS = 2_000_000
-GOLDEN = 0.6180339887  # spreads leavers evenly over the requests, without randomness
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A request repeated on a connection of its own while the streams run."""
-
-    name: str
-    url: str
-    method: str = "GET"
-    body: dict[str, object] | None = None
-    count: int = 40
-    every_seconds: float = 0.1
-    after_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the clients do. `streams` at a time, `requests` in all."""
-
-    url: str
-    name: str
-    streams: int
-    requests: int
-    tokens: int
-    tps: float = 0.0
-    prefill_ms: float = 0.0
-    batch: int = 8
-    pad: int = 0
-    ramp_seconds: float = 0.0
-    leave_after: int = 0  # events; 0: nobody leaves
-    leave_fraction: float = 1.0
-    timeout_seconds: float = 60.0
-    max_seconds: float = 120.0
-    model: str = "sim"
-    protocol: str = "http/1.1"
-    probes: list[Probe] = field(default_factory=list)
-
-
-class Stream(Exchange):
-    """A streamed completion."""
-
-    def __init__(self, plan: Plan, number: int, gaps: array[float]) -> None:
-        self.user, self.gaps = f"{plan.name}-{number}", gaps
-        self.leave_at = plan.leave_after if number * GOLDEN % 1 < plan.leave_fraction else 0
-        self.events = self.bad = self.bytes = self.errors = 0
-        self.first = self.last = 0.0
-        self.marker, self.rest = False, b""
-        sim = {"tps": plan.tps, "prefill_ms": plan.prefill_ms, "batch": plan.batch, "pad": plan.pad}
-        fields: dict[str, object] = {
-            "model": plan.model,
-            "messages": [{"role": "user", "content": "hi"}],
-            "max_tokens": plan.tokens,
-            "stream": True,
-            "user": self.user,
-            "sim": sim,
-        }
-        super().__init__("POST", urlsplit(plan.url).path, json_body(fields))
-
-    def received(self, data: bytes) -> bool:
-        self.bytes += len(data)
-        if self.status != 200:
-            self.rest = (self.rest + data)[:4096]
-            return False
-        *events, self.rest = (self.rest + data).split(b"\n\n")
-        instant, fresh = now(), 0
-        for event in events:
-            at = event.find(b'" tk')
-            if at >= 0:
-                if event[at + 4 : at + 10] != b"%06d" % self.events or not event.startswith(b"data: "):
-                    self.bad += 1
-                self.events += 1
-                fresh += 1
-                if self.leave_at and self.events >= self.leave_at:
-                    self._clock(instant, fresh)
-                    return True
-            elif event == b"data: [DONE]":
-                self.marker = True
-            elif event.startswith((b'data: {"error"', b"event: error")):
-                self.errors += 1
-            elif not event.startswith((b"data: {", b":")):
-                self.bad += 1
-        if fresh:
-            self._clock(instant, fresh)
-        return False
-
-    def _clock(self, instant: float, fresh: int) -> None:
-        """Note the gap before these events; those that came along with the first have none."""
-        if len(self.gaps) < GAPS:
-            if self.last:
-                self.gaps.append(instant - self.last)
-            self.gaps.extend([0.0] * (fresh - 1))
-        self.first = self.first or instant
-        self.last = instant
-
-    def outcome(self) -> str:
-        if self.error:
-            return self.error
-        if self.left:
-            return "left" if not self.bad else "bad events"
-        if self.status != 200:
-            return f"status {self.status}"
-        if self.errors:
-            return "error event"
-        if self.bad or self.rest.strip():
-            return "bad events"
-        return "completed" if self.marker else "no end marker"
 
 
 class Run:
@@ -139,42 +33,81 @@ class Run:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.gaps: array[float] = array("d")
-        self.streams: list[Stream] = []
+        self.streams: list[Completion] = []
+        self.held: dict[int, tuple[Completion, ClientConnection]] = {}  # what is going on, by number
+        self.shared: asyncio.Task[ClientConnection] | None = None
+        self.marks: list[int] = []  # events received at the window's start and end
         self.probed: dict[str, list[Exchange]] = {probe.name: [] for probe in plan.probes}
-        self.started = now()
+        self.started = plan.begin_at or now()
         self.deadline = self.started + plan.max_seconds
 
     async def connect(self, url: str) -> ClientConnection:
-        parts = urlsplit(url)
+        parts, plan = urlsplit(url), self.plan
         if parts.hostname != "127.0.0.1" or parts.port is None:
             raise SystemExit("only loopback targets")
-        return await connect(self.plan.protocol, parts.hostname, parts.port)
+        raw = await open_socket(parts.hostname, parts.port, plan.reading.buffer_bytes)
+        host, rate = f"{parts.hostname}:{parts.port}", plan.reading.bytes_per_second
+        loop = asyncio.get_running_loop()
+        try:
+            if plan.protocol == "h2":
+                return (await loop.create_connection(lambda: Http2(host), sock=raw))[1]
+            if rate:
+                return (await loop.create_connection(lambda: SlowHttp1(host, rate), sock=raw))[1]
+            return (await loop.create_connection(lambda: Http1(host), sock=raw))[1]
+        except BaseException:
+            raw.close()
+            raise
 
-    async def exchange(self, connection: ClientConnection, exchange: Exchange) -> None:
+    async def connection(self) -> ClientConnection:
+        """A client's connection: its own, or the one that all share."""
+        if not self.plan.shared:
+            return await self.connect(self.plan.url)
+        if self.shared is None:
+            self.shared = asyncio.ensure_future(self.connect(self.plan.url))
+        return await self.shared
+
+    async def exchange(self, connection: ClientConnection, exchange: Exchange, leave_seconds: float) -> None:
         limit = min(self.plan.timeout_seconds, max(0.1, self.deadline - now()))
         connection.send(exchange)
         loop = asyncio.get_running_loop()
-        exchange.timer = loop.call_later(limit, connection.leave, exchange, "timeout")
+        if 0 < leave_seconds < limit:
+            exchange.timer = loop.call_later(leave_seconds, connection.leave, exchange)
+        else:
+            exchange.timer = loop.call_later(limit, connection.leave, exchange, "timeout")
         await exchange.over
 
     async def client(self, number: int) -> None:
         plan = self.plan
+        kind = Stream if plan.stream else Whole
         connection: ClientConnection | None = None
-        await asyncio.sleep(plan.ramp_seconds * number / plan.streams)
+        await asyncio.sleep(self.started + plan.ramp_seconds * number / plan.streams - now())
         while len(self.streams) < plan.requests and now() < self.deadline:
-            stream = Stream(plan, len(self.streams), self.gaps)
+            number = len(self.streams)
+            stream = kind(plan, number, self.gaps)
             self.streams.append(stream)
             try:
                 if connection is None or not connection.usable:
-                    connection = await self.connect(plan.url)
+                    connection = await self.connection()
             except OSError as error:
                 stream.sent = now()
                 stream.end(f"connect {type(error).__name__}")
                 await asyncio.sleep(0.01)
                 continue
-            await self.exchange(connection, stream)
+            self.held[number] = stream, connection
+            await self.exchange(connection, stream, plan.leave_seconds)
+            del self.held[number]
         if connection:
             connection.close()
+
+    async def departure(self) -> None:
+        """Everybody leaves at one instant."""
+        await asyncio.sleep(self.started + self.plan.leave_all_seconds - now())
+        for stream, connection in list(self.held.values()):
+            connection.leave(stream)
+
+    async def marker(self, at: float) -> None:
+        await asyncio.sleep(self.started + at - now())
+        self.marks.append(sum(stream.events for stream in self.streams))
 
     async def prober(self, probe: Probe) -> None:
         parts = urlsplit(probe.url)
@@ -190,7 +123,7 @@ class Run:
             try:
                 if connection is None or not connection.usable:
                     connection = await self.connect(probe.url)
-                await self.exchange(connection, exchange)
+                await self.exchange(connection, exchange, 0)
             except OSError as error:
                 exchange.end(f"connect {type(error).__name__}")
             await asyncio.sleep(probe.every_seconds)
@@ -198,9 +131,12 @@ class Run:
             connection.close()
 
     async def go(self) -> dict[str, Any]:
-        cpu = time.process_time()
-        tasks = [self.client(number) for number in range(self.plan.streams)]
-        await asyncio.gather(*tasks, *(self.prober(probe) for probe in self.plan.probes))
+        cpu, plan = time.process_time(), self.plan
+        tasks = [self.client(number) for number in range(plan.streams)]
+        tasks += [self.prober(probe) for probe in plan.probes]
+        tasks += [self.marker(at) for at in plan.window or ()]
+        tasks += [self.departure()] if plan.leave_all_seconds else []
+        await asyncio.gather(*tasks)
         return self.result(now() - self.started, time.process_time() - cpu)
 
     def result(self, seconds: float, cpu: float) -> dict[str, Any]:
@@ -214,12 +150,19 @@ class Run:
             "errors": len(streams) - len(good),
             "events": sum(stream.events for stream in streams),
             "bytes": sum(stream.bytes for stream in streams),
+            "reads": sum(stream.reads for stream in streams),
+            "events_in_window": self.marks[1] - self.marks[0] if len(self.marks) == 2 else None,
             "ttft_ms": percentiles([(stream.first - stream.sent) * 1e3 for stream in good if stream.first]),
             "gap_ms": percentiles([gap * 1e3 for gap in self.gaps]),
             "leavers": [
                 {"user": stream.user, "events": stream.events, "left": stream.left}
                 for stream in good
                 if stream.left
+            ],
+            "finished": [
+                {"user": stream.user, "last": stream.last}
+                for stream in good
+                if stream.last and not stream.left
             ],
             "refusals": [
                 stream.rest.decode("latin-1") for stream in streams if stream.status not in (0, 200)
@@ -238,26 +181,6 @@ class Run:
                 for exchange in good
             ],
         }
-
-
-def percentiles(values: list[float]) -> dict[str, float | None]:
-    """p50, p95, p99 and max (nearest rank); all None without values."""
-    ordered = sorted(values)
-    names = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
-    if not ordered:
-        return dict.fromkeys(names)
-    top = len(ordered) - 1
-    return {name: round(ordered[min(top, int(len(ordered) * share))], 4) for name, share in names.items()}
-
-
-def to_json(plan: Plan) -> bytes:
-    return json.dumps(asdict(plan)).encode()
-
-
-def from_json(text: str) -> Plan:
-    fields = json.loads(text)
-    fields["probes"] = [Probe(**probe) for probe in fields["probes"]]
-    return Plan(**fields)
 
 
 async def _main() -> None:

@@ -1,4 +1,4 @@
-"""One load on one target: run it, read the CPU times around it, join both ends' records of who left when."""
+"""One load on one target: run it, and read the CPU times around it."""
 
 from __future__ import annotations
 
@@ -8,38 +8,45 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import Any
 
 from bench import processes
-from bench.load import Plan, to_json
+from bench.figures import Result
+from bench.plan import Plan, to_json
 from bench.targets import ROOT, BenchError, Engine, Target
+from bench.watch import NOTHING, Look, Watch
 
 patience = processes.Patience(120)
+LOAD_START_SECONDS = 1.5  # for its process to be there, where the start has to be known beforehand
 WARM = Plan(url="", name="warm", streams=8, requests=40, tokens=20, tps=400)
 
 
-def run_load(target: Target, plan: Plan) -> dict[str, Any]:
+def run_load(target: Target, plan: Plan, look: Look = NOTHING) -> Result:
     """Run the clients in a process of their own, when the machine is quiet.
 
-    Adds `gateway_cpu_seconds`, and how much of the cores others used meanwhile, `others_on_gateway_core` and
-    `others_on_rest_core`: latencies are only worth something where these are near 0.
+    Adds `target_cpu_seconds`, and how much of the cores others used meanwhile, `others_on_gateway_core` and
+    `others_on_rest_core`: latencies are only worth something where these are near 0. What `look` asks for,
+    and the CPU time in the plan's window, are read off the target meanwhile.
     """
     patience.wait()
     plan = replace(plan, url=plan.url or target.url())
+    if plan.window:
+        plan = replace(plan, begin_at=time.monotonic() + LOAD_START_SECONDS)
     before = _Reading(target)
+    watch = Watch(target, look, plan)
     command = [sys.executable, "-m", "bench.load"]
     cpu, pipe = processes.rest_cpu(), subprocess.PIPE
     process = processes.start(command, cpu=cpu, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
-        out, err = process.communicate(to_json(plan), timeout=plan.max_seconds + 30)
+        with watch:
+            out, err = process.communicate(to_json(plan), timeout=plan.max_seconds + 30)
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
     if process.returncode:
         raise BenchError(f"the load generator failed: {err.decode(errors='replace')[-500:]}")
-    result: dict[str, Any] = json.loads(out)
-    result.update(_Reading(target).since(before))
+    result: Result = json.loads(out)
+    result.update(_Reading(target).since(before), **watch.seen())
     return result
 
 
@@ -65,7 +72,7 @@ class _Reading:
             for now, then, ours in zip(self.cores, earlier.cores, known, strict=True)
         ]
         return {
-            "gateway_cpu_seconds": gateway,
+            "target_cpu_seconds": gateway,
             "others_on_gateway_core": others[0],
             "others_on_rest_core": others[1],
         }
@@ -77,28 +84,3 @@ def warm(target: Target, engine: Engine) -> None:
     if result["outcomes"] != {"completed": WARM.requests}:
         raise BenchError(f"{target.name} doesn't stream: {result['outcomes']} {result['refusals']}")
     engine.reset()
-
-
-def teardowns(result: dict[str, Any], stats: dict[str, Any]) -> dict[str, Any]:
-    """Join the clients' record of leaving with the engine's record of how each request ended."""
-    ended = {record["user"]: record for record in stats["ended"]}
-    late: list[float] = []
-    after: list[int] = []
-    unread = 0
-    for leaver in result["leavers"]:
-        record = ended.get(leaver["user"])
-        if record is None or record["outcome"] != "aborted":
-            continue
-        late.append((record["ended"] - leaver["left"]) * 1e3)
-        after.append(sum(instant > leaver["left"] for instant in record["recent"]))
-        unread += record["tokens"] - leaver["events"]
-    return {
-        "left": len(result["leavers"]),
-        "torn_down": len(late),
-        "teardown_ms": late,
-        "tokens_after_close": sum(after),
-        "tokens_after_close_max": max(after, default=0),
-        "tokens_unread": unread,
-        "most_held": stats["most_held"],
-        "still_running": stats["running"] + stats["waiting"],
-    }

@@ -27,7 +27,7 @@ import time
 from types import ModuleType
 
 from bench import processes
-from bench.load import percentiles
+from bench.figures import percentiles
 from bench.report import Outcome, at_most, spread
 from bench.targets import HOST, ROOT, BenchError, Gateway, direct, free_port, wait_ready
 
@@ -163,7 +163,8 @@ def real(rounds: int) -> Outcome:
     outcome.figures.update(ledger=ledger, gauges=gauges)
     names = ("p50", "p99", "max")
     outcome.add(
-        "client's close to idle slot, p50 / p99 / max ms", spread(got, *names), baseline=spread(base, *names)
+        "client's close to idle slot, p50 / p99 / max ms",
+        {"gateway": spread(got, *names), "direct": spread(base, *names)},
     )
     holds = at_most(added, 50)
     outcome.require("added by the gateway, median ms", f"{added:+.2f}", holds, "<= 50")

@@ -1,7 +1,7 @@
 """What the bench starts and asks: the simulated engine, the gateway in front of it, and "direct".
 
-A `Target` is where the clients send their requests; `Gateway` is one, `direct` is the engine itself. Other
-proxies to compare with are one more subclass each. All ports are free ones picked at the start.
+A `Target` is where the clients send their requests; `Gateway` is one, `direct` is the engine itself, and the
+proxies to compare with are in `baselines.py`. All ports are free ones picked at the start.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from bench import processes
 
@@ -128,6 +129,7 @@ class Target:
     engine: Started
     tree: processes.Tree | None = None
     admin: int | None = None
+    http2: bool = False
 
     def url(self, path: str = "/v1/chat/completions") -> str:
         return f"http://{HOST}:{self.port}{path}"
@@ -137,32 +139,29 @@ def direct(engine: Started) -> Target:
     return Target("direct", engine.port, engine)
 
 
-class Gateway(Target):
-    """The gateway, serving one engine from a configuration of its own."""
+class Served(Target):
+    """A target with a process of its own, on the gateway's core, and a folder for its files and its log."""
 
-    def __init__(self, engine: Started, slots: int, *, kind: str = "openai") -> None:
-        super().__init__("gateway", free_port(), engine)
-        self.slots, self.admin = slots, free_port()
-        self.folder = tempfile.TemporaryDirectory(prefix="bench-gateway-")
-        self.config = os.path.join(self.folder.name, "config.toml")
-        self.log = os.path.join(self.folder.name, "gateway.log")
-        with open(self.config, "w", encoding="utf-8") as file:
-            file.write(
-                f'[server]\nlisten = ["{HOST}:{self.port}"]\nadmin = "{HOST}:{self.admin}"\n'
-                "drain_seconds = 2\n\n"
-                f'[[engine]]\nname = "bench"\nkind = "{kind}"\nurl = "http://{HOST}:{engine.port}"\n'
-                f'slots = {slots}\nmodels = ["*"]\nreclaim = "off"\n'
-            )
-        command = [sys.executable, "-m", "gateway", "serve", "--config", self.config]
+    tree: processes.Tree
+
+    def __init__(self, name: str, engine: Started) -> None:
+        super().__init__(name, free_port(), engine)
+        self.folder = tempfile.TemporaryDirectory(prefix=f"bench-{name}-")
+        self.log = os.path.join(self.folder.name, "log")
+
+    def start(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         with open(self.log, "wb") as log:
             cpu = processes.gateway_cpu()
-            process = processes.start(command, cpu=cpu, cwd=ROOT, stdout=log, stderr=log)
-        self.tree: processes.Tree = processes.Tree(process)
+            process = processes.start(command, cpu=cpu, cwd=ROOT, env=env, stdout=log, stderr=log)
+        self.tree = processes.Tree(process)
 
-    def __enter__(self) -> Gateway:
+    def ready_at(self) -> tuple[int, str]:
+        """The port and path that answer 200 once it is ready."""
+        return self.port, "/health"
+
+    def __enter__(self) -> Self:
         try:
-            assert self.admin is not None
-            wait_ready(self.tree, self.admin, "/readyz", "the gateway", self.log)
+            wait_ready(self.tree, *self.ready_at(), self.name, self.log)
         except BaseException:
             self.__exit__()
             raise
@@ -174,7 +173,28 @@ class Gateway(Target):
 
     def check_alive(self) -> None:
         if not self.tree.running():
-            raise BenchError(f"the gateway ended with {self.tree.process.returncode}: {tail(self.log)}")
+            raise BenchError(f"{self.name} ended with {self.tree.process.returncode}: {tail(self.log)}")
+
+
+class Gateway(Served):
+    """The gateway, serving one engine from a configuration of its own."""
+
+    def __init__(self, engine: Started, slots: int, *, kind: str = "openai") -> None:
+        super().__init__("gateway", engine)
+        self.slots, self.admin, self.http2 = slots, free_port(), True
+        config = os.path.join(self.folder.name, "config.toml")
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(
+                f'[server]\nlisten = ["{HOST}:{self.port}"]\nadmin = "{HOST}:{self.admin}"\n'
+                "drain_seconds = 2\n\n"
+                f'[[engine]]\nname = "bench"\nkind = "{kind}"\nurl = "http://{HOST}:{engine.port}"\n'
+                f'slots = {slots}\nmodels = ["*"]\nreclaim = "off"\n'
+            )
+        self.start([sys.executable, "-m", "gateway", "serve", "--config", config])
+
+    def ready_at(self) -> tuple[int, str]:
+        assert self.admin is not None
+        return self.admin, "/readyz"
 
     def faults(self) -> int:
         """Tracebacks in its log: there must be none, whatever clients do."""

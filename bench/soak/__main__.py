@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from bench import processes
 from bench.loop import loop_factory
-from bench.report import machine, print_table, write_json
+from bench.report import as_report, machine, print_table, write_json
 from bench.soak.clients import Round
 from bench.soak.mix import Plan, plan
 from bench.soak.target import Engine, Gateway, started
@@ -158,7 +158,7 @@ def report(result: Soak, options: Options) -> bool:
         for one in found[:SHOWN]:
             print(f"  {what}: {one}")
     if options.json:
-        write_json(options.json, [outcome], machine())
+        write_json(options.json, as_report([outcome], machine()))
     return outcome.holds()
 
 

@@ -19,6 +19,7 @@ from collections import deque
 from typing import Any
 
 from bench import engine
+from bench.generation import Generation
 from bench.loop import run
 
 # status: an error answer; refuse: closed without a byte; silent: a prefill that doesn't end; stale: an answer
@@ -37,7 +38,7 @@ class Engine(engine.Engine):
         super().reset()
         self.ended: deque[dict[str, Any]] = deque(maxlen=0)
 
-    def submit(self, generation: engine.Generation) -> None:
+    def submit(self, generation: Generation) -> None:
         self._let_go()
         super().submit(generation)
 
@@ -72,7 +73,7 @@ class Connection(engine.Connection):
                 )
             self.last = self.last or fault == "stale"
 
-    def _fail(self, generation: engine.Generation, fault: str) -> None:
+    def _fail(self, generation: Generation, fault: str) -> None:
         if generation.over:
             return
         if fault == "no_marker":

@@ -1,0 +1,192 @@
+"""What an event costs, at an everyday pace, in bulk, with more streams, and beyond what one core carries.
+
+Required are figures of the gateway's; the baselines are there to read them beside.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bench.compare import (
+    Field,
+    on_the_field,
+    report_added,
+    report_cost,
+    report_held,
+    report_rate,
+    report_streams,
+)
+from bench.figures import Result, costs, drained_ms, percentiles
+from bench.plan import Plan
+from bench.report import Outcome, ms, spread
+from bench.reporting import MIB, report_books, report_others
+from bench.watch import Look
+
+GROWTH_STREAMS = (50, 500, 2000)
+GROWTH_RATE = 5000  # events/s in all, whatever the number of streams
+GROWTH_FACTOR = 1.5
+DRAIN_MS = 2000.0
+
+
+def _rounds(outcome: Outcome, plan: Plan, rounds: int, baselines: Sequence[str]) -> Field:
+    with on_the_field(outcome, plan.streams, baselines) as field:
+        for number in range(rounds):
+            field.round(plan, number)
+        outcome.figures["rss"] = rss = field.gateway.tree.memory().rss
+    outcome.add("RSS after all, MiB", ms(rss / MIB))
+    return field
+
+
+def steady(rounds: int) -> Outcome:
+    """What one token costs at an everyday pace, and how much later the first one comes."""
+    outcome = Outcome("steady", f"100 streams x 50 tokens/s x 200 tokens; {rounds} rounds")
+    plan = Plan(url="", name="steady", streams=100, requests=100, tokens=200, tps=50, ramp_seconds=1)
+    field = _rounds(outcome, plan, rounds, ("naive", "pooled", "nginx"))
+    report_cost(field, "events", limit=60, share=0.45)
+    report_added(field, {"p50": 1.5, "p99": 5.0})
+    _report_load(field, plan)
+    return outcome
+
+
+def steady_400(rounds: int) -> Outcome:
+    """The same with four times the streams: 20,000 events/s at the peak."""
+    outcome = Outcome("steady-400", f"400 streams x 50 tokens/s x 200 tokens; {rounds} rounds")
+    plan = Plan(url="", name="steady-400", streams=400, requests=400, tokens=200, tps=50, ramp_seconds=1)
+    field = _rounds(outcome, plan, rounds, ("pooled", "nginx"))
+    report_cost(field, "events", limit=45)
+    report_rate(field, share=0.99)
+    _report_load(field, plan, rate=False)
+    return outcome
+
+
+def bulk(rounds: int) -> Outcome:
+    """What a token costs when the engine is as fast as it can be and events come many at a time."""
+    outcome = Outcome("bulk", f"64 streams x 2000 tokens, as fast as they go; {rounds} rounds")
+    plan = Plan(url="", name="bulk", streams=64, requests=64, tokens=2000)
+    field = _rounds(outcome, plan, rounds, ("pooled", "nginx"))
+    report_cost(field, "events", limit=2.5)
+    _report_load(field, plan)
+    return outcome
+
+
+def requests(rounds: int) -> Outcome:
+    """What a request costs that isn't streamed."""
+    outcome = Outcome("requests", f"2000 requests, not streamed, 32 at a time; {rounds} rounds")
+    plan = Plan(url="", name="requests", streams=32, requests=2000, tokens=1, stream=False)
+    field = _rounds(outcome, plan, rounds, ("pooled", "nginx"))
+    report_cost(field, "requests", limit=900, share=0.5)
+    report_rate(field, "requests")
+    _report_load(field, plan, rate=False, first="the answer")
+    return outcome
+
+
+def _report_load(field: Field, plan: Plan, *, rate: bool = True, first: str = "first token") -> None:
+    outcome, got = field.outcome, field.results["gateway"]
+    report_streams(outcome, field.results, first)
+    if rate:
+        report_rate(field)
+    cores = statistics.median(result["target_cpu_seconds"] / result["seconds"] for result in got)
+    outcome.add("gateway cores used", f"{cores:.2f}")
+    report_held(field, plan.streams)
+    report_books(outcome, got)
+
+
+def growth(rounds: int) -> Outcome:
+    """The same number of events over more and more streams: what one costs must hardly grow.
+
+    Measured in a window in which all streams are open and none begins or ends: it is about events.
+    """
+    outcome = Outcome("growth", f"{GROWTH_RATE:,} events/s over {GROWTH_STREAMS} streams; {rounds} rounds")
+    spent: dict[int, list[float]] = {streams: [] for streams in GROWTH_STREAMS}
+    delivered: dict[int, list[float]] = {streams: [] for streams in GROWTH_STREAMS}
+    with on_the_field(outcome, max(GROWTH_STREAMS)) as field:
+        field.targets = [field.gateway]
+        for number in range(rounds):
+            for streams in GROWTH_STREAMS:
+                plan = _growth_plan(streams)
+                field.round(plan, number)
+                result = field.results["gateway"][-1]
+                assert plan.window is not None
+                events, seconds = result["events_in_window"], plan.window[1] - plan.window[0]
+                spent[streams].append(result["window_cpu_seconds"] / max(1, events) * 1e6)
+                delivered[streams].append(events / seconds)
+    for streams in GROWTH_STREAMS:
+        cost, rate = statistics.median(spent[streams]), statistics.median(delivered[streams])
+        outcome.add(f"CPU per event, {streams:,} streams", f"{cost:.1f} us at {rate:,.0f} events/s")
+    outcome.figures["us_per_event_by_streams"] = spent
+    first, last = (statistics.median(spent[streams]) for streams in (GROWTH_STREAMS[0], GROWTH_STREAMS[-1]))
+    factor = last / first
+    outcome.require(
+        f"{GROWTH_STREAMS[-1]:,} streams / {GROWTH_STREAMS[0]}",
+        f"{factor:.2f}",
+        factor <= GROWTH_FACTOR,
+        f"<= {GROWTH_FACTOR}",
+    )
+    del outcome.figures["gateway"]
+    report_books(outcome, field.results["gateway"])
+    report_others(outcome, field.results["gateway"])
+    return outcome
+
+
+def _growth_plan(streams: int) -> Plan:
+    ramp = max(1.0, streams / 300)  # what it costs to open them is not to pile up
+    begin = ramp + 1
+    return Plan(
+        url="",
+        name=f"growth-{streams}",
+        streams=streams,
+        requests=streams,
+        tokens=1_000_000,
+        tps=GROWTH_RATE / streams,
+        ramp_seconds=ramp,
+        window=(begin, begin + 5),
+        leave_all_seconds=begin + 5.3,
+    )
+
+
+def overload(rounds: int) -> Outcome:
+    """Twice the events that one core carries: writes get larger, and nothing piles up."""
+    outcome = Outcome("overload", f"twice what one core carries, 500 streams for 8 s; {rounds} rounds")
+    streams = 500
+    trial = Plan(url="", name="trial", streams=streams, requests=streams, tokens=100, tps=30, ramp_seconds=1)
+
+    def join(result: Result, stats: Result) -> None:
+        result["drained_ms"] = percentiles(drained_ms(result, stats))
+        result["made"] = stats["tokens"]
+
+    with on_the_field(outcome, streams) as field:
+        field.targets = [field.gateway]
+        field.round(trial, 0)
+        [trial_result] = field.results.pop("gateway")
+        cost = costs([trial_result], "events")[0]
+        tps = round(2e6 / cost / streams)
+        plan = replace(trial, name="overload", tps=tps, tokens=8 * tps)
+        for number in range(rounds):
+            field.round(plan, number, join, Look(memory_every=0.25))
+    got = field.results["gateway"]
+    outcome.add("CPU per event before, and the rate that makes", f"{cost:.1f} us, {1e6 / cost:,.0f}/s")
+    _report_overload(outcome, got, tps * streams)
+    report_streams(outcome, field.results)
+    return outcome
+
+
+def _report_overload(outcome: Outcome, got: Sequence[Result], asked: float) -> None:
+    def middle(key: str, per: str) -> float:
+        return float(statistics.median(result[key] / max(1, result[per]) for result in got))
+
+    made = f"{asked:,.0f} / {middle('made', 'seconds'):,.0f} / {middle('events', 'seconds'):,.0f}"
+    outcome.add("events/s asked for / made by the engine / delivered", made)
+    outcome.add(
+        "events / bytes per read at the client",
+        f"{middle('events', 'reads'):.2f} / {middle('bytes', 'reads'):.0f}",
+    )
+    outcome.add("CPU per event", f"{statistics.median(costs(got, 'events')):.1f} us")
+    lag = [result["drained_ms"] for result in got]
+    worst = max(of["max"] or 0.0 for of in lag)
+    text = " ".join(spread(of, "p50", "p99", "max") for of in lag)
+    outcome.add("engine's last write to client's last event, p50 / p99 / max ms", text)
+    outcome.add(f"drained within {DRAIN_MS / 1e3:.0f} s of the end", "yes" if worst <= DRAIN_MS else "no")
+    gained = max(result["pss_peak"] - result["pss_before"] for result in got)
+    outcome.add("peak PSS above idle, MiB", ms(gained / MIB))
