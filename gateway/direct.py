@@ -10,12 +10,13 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import trio
 
+from gateway.arrivals import Arrivals
 from gateway.encoding import encoded
 from gateway.reply import Reply
 
@@ -30,7 +31,8 @@ class DirectTransport(httpx.AsyncBaseTransport):
     """Calls one engine at ``host``:``port``, or on the unix socket ``uds``.
 
     Raises httpx's exceptions as its own transport does, so that both are handled alike.
-    ``reuse`` False makes each request on a connection of its own.
+    ``reuse`` False makes each request on a connection of its own. With ``arrivals`` bodies
+    that are relayed wake no task.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class DirectTransport(httpx.AsyncBaseTransport):
         uds: str | None = None,
         socket_options: list[tuple[int, int, int]],
         reuse: bool = True,
+        arrivals: Arrivals | None = None,
     ) -> None:
         self._address = (host, port)
         self._uds = uds
         self._options = socket_options
         self._reuse = reuse
+        self.arrivals = arrivals
         self._idle: deque[tuple[float, _Connection]] = deque()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -65,7 +69,7 @@ class DirectTransport(httpx.AsyncBaseTransport):
             raise
         reply = connection.reply
         return httpx.Response(
-            reply.status, headers=reply.headers, stream=_Body(self, connection), request=request
+            reply.status, headers=reply.headers, stream=Body(self, connection), request=request
         )
 
     async def aclose(self) -> None:
@@ -161,24 +165,31 @@ class _Connection:
         while not self.reply.head_complete:
             await self.feed()
 
+    @property
+    def descriptor(self) -> int:
+        """Number of the socket."""
+        return self._raw.fileno()
+
     async def feed(self) -> None:
-        """Read once and parse what came."""
-        while True:
-            await trio.lowlevel.wait_readable(self._raw)
-            try:
-                data = self._raw.recv(READ_BYTES)
-                break
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                if not self.reply.begun:
-                    raise httpx.ReadError(str(error)) from None
-                self.reply.fail(str(error))
-                return
+        """Wait until there is something, read once and parse what came."""
+        await trio.lowlevel.wait_readable(self._raw)
+        self.feed_now()
+
+    def feed_now(self) -> None:
+        """Read once, if there is something, and parse what came."""
+        try:
+            data = self._raw.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if not self.reply.begun:
+                raise httpx.ReadError(str(error)) from None
+            self.reply.fail(str(error))
+            return
         self.reply.feed(data)
 
 
-class _Body(httpx.AsyncByteStream):
+class Body(httpx.AsyncByteStream):
     """The response's body: each step is all that one read brought."""
 
     def __init__(self, transport: DirectTransport, connection: _Connection) -> None:
@@ -190,21 +201,49 @@ class _Body(httpx.AsyncByteStream):
 
     async def __anext__(self) -> bytes:
         connection = self._connection
-        if connection is None:
-            raise StopAsyncIteration
-        reply = connection.reply
-        parts = reply.parts
-        while not parts:
-            if reply.complete:
-                self._connection = None
-                self._transport.release(connection)
-                raise StopAsyncIteration
-            if reply.failure is not None:
-                raise reply.take_failure()
+        while connection is not None:
+            if data := connection.reply.take():
+                return data
+            if self._is_over(connection):
+                break
             await connection.feed()
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
-        return data
+        raise StopAsyncIteration
+
+    async def relay(self, take: Callable[[bytes], bool]) -> bool:
+        """See :meth:`gateway.engine.Answer.relay`. Raises what httpx's streams raise."""
+        connection, arrivals = self._connection, self._transport.arrivals
+        if connection is None:
+            return False
+        reply, declined = connection.reply, False
+
+        def pass_on() -> bool:
+            nonlocal declined
+            connection.feed_now()
+            if data := reply.take():
+                declined = not take(data)
+            return not (declined or reply.complete or reply.failure)
+
+        if data := reply.take():
+            declined = not take(data)
+        while not declined:
+            if self._is_over(connection):
+                return False
+            if arrivals is not None:
+                await arrivals.until(connection.descriptor, pass_on)
+            else:
+                await trio.lowlevel.wait_readable(connection.descriptor)
+                pass_on()
+        return True
+
+    def _is_over(self, connection: _Connection) -> bool:
+        """Whether the response has ended. Raises its failure if it ended so."""
+        reply = connection.reply
+        if reply.complete:
+            self._connection = None
+            self._transport.release(connection)
+        elif reply.failure is not None:
+            raise reply.take_failure()
+        return reply.complete
 
     async def aclose(self) -> None:
         """Close the connection, unless its response is over."""

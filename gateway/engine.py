@@ -52,6 +52,21 @@ class Answer(Protocol):
         Raises EngineError when the body breaks off or breaks HTTP.
         """
 
+    async def relay(self, take: Callable[[bytes], bool]) -> bool:
+        """Give the body's bytes to ``take`` as they come, until it returns False.
+
+        ``take`` may be called in another task's turn. Returns False at the body's clean end,
+        True when ``take`` has declined to go on. Raises as :meth:`receive` does.
+        """
+
+
+async def relay_each(answer: Answer, take: Callable[[bytes], bool]) -> bool:
+    """Relay as :meth:`Answer.relay` says, by receiving: for answers that know no shorter way."""
+    while data := await answer.receive():
+        if not take(data):
+            return True
+    return False
+
 
 class Transport(Protocol):
     """The way to one engine."""

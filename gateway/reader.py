@@ -141,18 +141,24 @@ def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Respo
 
 async def _relay(request: Request, answer: Answer, spool: Spool, clock: EngineClock, commit: _Commit) -> None:
     """Bring the body into the spool until the engine has ended: its last event, or the body's end."""
-    data = await answer.receive()
-    commit()
-    while data:
+
+    def take(data: bytes) -> bool:
         request.passed(data)
         spool.push(data)
-        if request.tail.done:
-            return
+        clock.next_read()
+        return not (request.tail.done or spool.full)
+
+    data = await answer.receive()
+    commit()
+    more = bool(data)
+    if more:
+        take(data)
+    while more and not request.tail.done:
         if spool.full:
             clock.stand_still()
             await spool.room()
-        clock.next_read()
-        data = await answer.receive()
+            clock.next_read()
+        more = await answer.relay(take)
 
 
 async def _let_go(request: Request, answer: Answer, spool: Spool) -> None:

@@ -35,6 +35,15 @@ class Reply:
         self._head_bytes = 0
         self._parser: Any = httptools.HttpResponseParser(_Callbacks(self))
 
+    def take(self) -> bytes:
+        """Return the body's bytes that nobody has taken yet, all in one."""
+        parts = self.parts
+        if not parts:
+            return b""
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        return data
+
     def let_go(self) -> None:
         """Forget the parser, which knows this reply too: no cycle is to be left to the collector."""
         self._parser = None

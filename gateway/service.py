@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from gateway.app import DataPlane
+from gateway.arrivals import Arrivals
 from gateway.config import Config, ConfigError, Fault
 from gateway.control import control_plane
 from gateway.engine import Engine
@@ -54,7 +55,8 @@ async def run(
     address can't be listened on, ConfigError for TLS files that can't be used.
     """
     telemetry = Telemetry(sink=sink)
-    engines = make_engines(config)
+    arrivals = Arrivals()
+    engines = make_engines(config, arrivals)
     gateway = Gateway(config, engines, ended=telemetry.ended)
     telemetry.watch(gateway)
     tls = make_tls(config)
@@ -82,6 +84,7 @@ async def run(
         service = Service(tuple(each.name for each in listeners[:-1]), admin.name, gateway)
         # The records are written to the end, also when everything is cancelled at once.
         async with telemetry.writing(), trio.open_nursery() as nursery:
+            nursery.start_soon(arrivals.run)
             await nursery.start(data.serve)
             await nursery.start(control.serve)
             task_status.started(service)
@@ -112,12 +115,16 @@ async def _drain(gateway: Gateway, data: Plane) -> None:
     await data.close()
 
 
-def make_engines(config: Config) -> list[Engine]:
-    """Make all engines of the configuration. Raises ConfigError when a ``ca`` can't be used."""
+def make_engines(config: Config, arrivals: Arrivals | None = None) -> list[Engine]:
+    """Make all engines of the configuration. ``arrivals``, if given, has to be running.
+
+    Raises ConfigError when a ``ca`` can't be used.
+    """
+    seconds = config.stream.connect_seconds
     engines = []
     for number, settings in enumerate(config.engines):
         with _fault_of(f"engine[{number}].ca"):
-            engines.append(make_engine(settings, connect_seconds=config.stream.connect_seconds))
+            engines.append(make_engine(settings, connect_seconds=seconds, arrivals=arrivals))
     return engines
 
 

@@ -23,8 +23,9 @@ import httpx
 import trio
 
 from gateway import config
-from gateway.direct import DirectTransport
-from gateway.engine import Answer, Call, Engine
+from gateway.arrivals import Arrivals
+from gateway.direct import Body, DirectTransport
+from gateway.engine import Answer, Call, Engine, relay_each
 from gateway.errors import Code, EngineError, GatewayError
 from gateway.words import RawHeaders
 
@@ -50,10 +51,13 @@ _NO_TLS_EVENT = "connection.start_tls.failed"
 _WRITING_EVENT = "http11.send_request_headers.started"
 
 
-def make_engine(settings: config.Engine, *, connect_seconds: float) -> Engine:
+def make_engine(
+    settings: config.Engine, *, connect_seconds: float, arrivals: Arrivals | None = None
+) -> Engine:
     """Build an engine of the configuration with its transport.
 
-    ``connect_seconds`` of 0 means no limit. Raises OSError or ssl.SSLError if ``ca`` can't be read.
+    ``connect_seconds`` of 0 means no limit. ``arrivals``, if given, has to be running. Raises
+    OSError or ssl.SSLError if ``ca`` can't be read.
     """
     unix = settings.url.startswith("unix:")
     url = urlsplit("http://localhost" if unix else settings.url)
@@ -64,6 +68,7 @@ def make_engine(settings: config.Engine, *, connect_seconds: float) -> Engine:
             uds=settings.url.removeprefix("unix:") if unix else None,
             ca=settings.ca,
             connect_seconds=connect_seconds or None,
+            arrivals=arrivals,
         ),
         host=url.netloc.encode("idna" if not url.netloc.isascii() else "ascii"),
         prefix=url.path.rstrip("/").encode("ascii"),
@@ -74,7 +79,13 @@ class HttpxTransport:
     """Calls one engine over httpx's HTTP/1.1 transport."""
 
     def __init__(
-        self, url: SplitResult, *, uds: str | None, ca: str | None, connect_seconds: float | None
+        self,
+        url: SplitResult,
+        *,
+        uds: str | None,
+        ca: str | None,
+        connect_seconds: float | None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         verify = ssl.create_default_context(cafile=ca) if url.scheme == "https" else False
 
@@ -88,6 +99,7 @@ class HttpxTransport:
                     uds=uds,
                     socket_options=options,
                     reuse=keepalive is None,
+                    arrivals=arrivals,
                 )
             limits = httpx.Limits(
                 max_connections=None,
@@ -164,6 +176,12 @@ class _HttpxAnswer:
                 if data:
                     return data
         return b""
+
+    async def relay(self, take: Callable[[bytes], bool]) -> bool:
+        if isinstance(self._stream, Body):
+            with _translated(self._trace):
+                return await self._stream.relay(take)
+        return await relay_each(self, take)
 
     async def aclose(self) -> None:
         await self._stream.aclose()

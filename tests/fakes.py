@@ -17,7 +17,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from gateway import config
-from gateway.engine import Call, Engine
+from gateway.engine import Call, Engine, relay_each
 from gateway.errors import Code, EngineError, GatewayError
 from gateway.gateway import Gateway
 from gateway.headers import Caller
@@ -104,7 +104,6 @@ class FakeCall:
         self.headers = [(b"Content-Type", step.media), *step.headers]
 
     async def receive(self) -> bytes:
-        """Return the next bytes of the body, ``b""`` at its clean end."""
         step = await self._next()
         if step is END:
             self._steps.insert(0, END)
@@ -114,6 +113,9 @@ class FakeCall:
         if any(word in step for word in _LAST_WORDS):
             self.worked()
         return step
+
+    async def relay(self, take: Callable[[bytes], bool]) -> bool:
+        return await relay_each(self, take)
 
     async def _next(self) -> Step:
         await trio.lowlevel.checkpoint()
@@ -246,12 +248,10 @@ class FakeClient:
         self._body = b""
 
     async def begin(self, status: int, headers: RawHeaders) -> None:
-        """Take the head."""
         if await self._written():
             self.status, self.headers = status, headers
 
     async def send(self, data: bytes) -> None:
-        """Take a piece of the body."""
         if await self._written():
             self._take(data)
 

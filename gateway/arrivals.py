@@ -1,0 +1,70 @@
+"""What engines send, handed on in one task's turn, whoever it is for.
+
+A task that waits for its own socket costs, for each read, a registration with the kernel, a
+reschedule and a turn: as much as the read itself. Here one epoll knows all sockets whose
+readers have nothing to do but to pass on what comes; one task is woken when any of them has
+something, and does for each what its reader would. A reader is woken when there is something
+to decide: its engine has ended or failed, or its spool is full.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable
+
+import outcome
+import trio
+
+_MOST_AT_ONCE = 64
+"""Sockets served before others get their turn."""
+
+
+class Arrivals:
+    """Serves sockets for tasks that sleep in :meth:`until`. :meth:`run` has to be running."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._steps: dict[int, tuple[Callable[[], bool], trio.lowlevel.Task]] = {}
+
+    async def until(self, descriptor: int, step: Callable[[], bool]) -> None:
+        """Have ``step`` called whenever there is something to read, until it returns False.
+
+        Raises what ``step`` raises. The socket must stay open meanwhile.
+        """
+        self._epoll.register(descriptor, select.EPOLLIN)
+        self._steps[descriptor] = (step, trio.lowlevel.current_task())
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._forget(descriptor)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(self._epoll.fileno())
+                for descriptor, _ in self._epoll.poll(0, _MOST_AT_ONCE):
+                    self._serve(descriptor)
+        finally:
+            self._epoll.close()
+
+    def _serve(self, descriptor: int) -> None:
+        step, task = self._steps.get(descriptor, (None, None))
+        if step is None or task is None:
+            return  # What came before it in this turn has cancelled its task.
+        result: outcome.Outcome[None]
+        try:
+            if step():
+                return
+            result = outcome.Value(None)
+        except Exception as error:  # noqa: BLE001 - it is the sleeping task's, and raised there
+            result = outcome.Error(error)
+        if descriptor in self._steps:
+            self._forget(descriptor)
+            trio.lowlevel.reschedule(task, result)
+
+    def _forget(self, descriptor: int) -> None:
+        del self._steps[descriptor]
+        self._epoll.unregister(descriptor)
