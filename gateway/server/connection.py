@@ -13,6 +13,7 @@ from __future__ import annotations
 import socket
 import struct
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 import trio
@@ -55,6 +56,7 @@ class Connection(TCPServer):
         self._closing = False
         self._gone = False
         self._over = False
+        self._idle_since = inf
         self._reading = trio.CancelScope()
         self._linger_until = 0.0
         self._heard = trio.current_time()
@@ -128,9 +130,8 @@ class Connection(TCPServer):
             )
             self._http = self._make(Http2 if alpn == "h2" else Http1)
             await self._http.initiate()
-            await self.idle_task.restart(task_group, self._idle_timeout)
+            self._idle_since = trio.current_time()
             await self._read_data()
-            await self.idle_task.stop()
 
     def _is_gone(self) -> bool:
         return self._gone
@@ -181,14 +182,9 @@ class Connection(TCPServer):
             await self._linger()
             await self._http.handle(Closed())
         elif isinstance(event, Updated):
-            if event.idle and self._over:
-                return  # An idle clock started now would hold the connection open.
-            elif event.idle and self._shared.context.ending:
+            self._idle_since = trio.current_time() if event.idle else inf
+            if event.idle and self._shared.context.ending and not self._over:
                 await self._end_idle()
-            elif event.idle:
-                await self.idle_task.restart(self._task_group, self._idle_timeout)
-            else:
-                await self.idle_task.stop()
 
     def _write_now(self, data: bytes) -> int:
         """Write what the socket takes without waiting; return how many bytes that was."""
@@ -217,6 +213,7 @@ class Connection(TCPServer):
         if self._closing:
             return
         self._closing = True
+        self._idle_since = inf
         now = trio.current_time()
         self._linger_until = now + LINGER_SECONDS
         self._reading.deadline = now + LINGER_SILENCE_SECONDS
@@ -232,11 +229,15 @@ class Connection(TCPServer):
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 self._reading.cancel()
 
-    async def _idle_timeout(self) -> None:
-        with trio.move_on_after(self.config.keep_alive_timeout):
-            await self.context.terminated.wait()
-        with trio.CancelScope(shield=True):
-            await self._end_idle()
+    def end_if_idle(self, now: float = inf) -> None:
+        """End the connection if it has been idle for too long; at all, without ``now``."""
+        if (
+            not self._over
+            and self._idle_since < inf
+            and now - self._idle_since >= self.config.keep_alive_timeout
+        ):
+            self._idle_since = inf
+            self._task_group.spawn(self._end_idle)
 
     async def _end_idle(self) -> None:
         if not isinstance(self._http, Http2):
@@ -250,8 +251,9 @@ class Connection(TCPServer):
         """Cut off a client that has stalled or vanished. ``now`` is Trio's clock."""
         http, writing = self._http, self.send_lock.locked()
         if http is None or not (writing or http.open_streams()):
-            # The idle clock minds it. The kernel isn't asked: there may be thousands of them.
+            # The kernel isn't asked: there may be thousands of them.
             self._stall_clock.rest(now)
+            self.end_if_idle(now)
             return
         if self._closing and not writing:
             return

@@ -14,7 +14,6 @@ Hypercorn's protocol on h11, with the edges that a gateway needs:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,7 @@ from hypercorn.protocol.events import Body, EndBody, Response
 from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
 from hypercorn.utils import suppress_body
 
-from gateway.server.clocks import MOST_FIELDS, MOST_HEAD_BYTES
+from gateway.server.heads import refusal_of
 from gateway.server.lane import Lane
 from gateway.server.stream import Head, HttpStream
 
@@ -44,9 +43,6 @@ _AT_ONCE_EVENTS = 64
 
 _MIGHT_SWITCH: Any = h11.MIGHT_SWITCH_PROTOCOL  # type: ignore[attr-defined]
 _LINE_ENDS = b"\r\n"
-_FOLDED = re.compile(rb"\n[ \t]")
-_LENGTH = re.compile(rb"\ncontent-length[ \t]*:([^\n]*)", re.IGNORECASE)
-_ENCODING = re.compile(rb"\ntransfer-encoding[ \t]*:", re.IGNORECASE)
 
 
 class Http1(H11Protocol):
@@ -74,6 +70,9 @@ class Http1(H11Protocol):
         self._resumed = trio.Event()
         self._body_left: int | None = None
         self._closed = False
+        self._head = b""
+        """A response's head that hasn't been written yet: it goes with what follows it, in one packet
+        (as ASGI wants it: not before there is a body event)."""
         self._last = False
         """Nothing more is taken in: the connection ends after this request."""
 
@@ -141,7 +140,7 @@ class Http1(H11Protocol):
     async def _handle_one(self) -> bool:
         """Handle one event of the client's; False when there is none for now."""
         if self.connection.their_state is h11.IDLE:
-            status = self._refusal_of(self._kept())
+            status = refusal_of(self._kept())
             if status:
                 await self._refuse(status)
                 return False
@@ -176,25 +175,6 @@ class Http1(H11Protocol):
         else:
             await self._refuse(505)
 
-    @staticmethod
-    def _refusal_of(head: bytes) -> int:
-        """Return the status for a head that h11 would take although it is too large or dubious, or 0."""
-        ends = [end for end in (head.find(b"\n\r\n"), head.find(b"\n\n")) if end >= 0]
-        if not ends:
-            return 0  # h11 bounds an incomplete head.
-        head = head[: min(ends)]
-        if len(head) > MOST_HEAD_BYTES or head.count(b"\n") > MOST_FIELDS:
-            return 431
-        lengths = _LENGTH.findall(head)
-        encoded = _ENCODING.search(head) is not None
-        dubious = (
-            _FOLDED.search(head) is not None
-            or len(lengths) > 1
-            or any(b"," in length for length in lengths)
-            or (encoded and (bool(lengths) or head.partition(b"\n")[0].rstrip().endswith(b"HTTP/1.0")))
-        )
-        return 400 if dubious else 0
-
     async def _refuse(self, status: int) -> None:
         """Answer a faulty head or framing, and close."""
         self._last = True
@@ -225,11 +205,23 @@ class Http1(H11Protocol):
         if counted or suppress_body(stream.scope["method"], head.status_code):
             return
         chunked = stream.scope["http_version"] != "1.0"
-        stream.lane = Lane(self._write_now, self._write_raw, chunked=chunked)
+        stream.lane = Lane(self._write_some, self._write_all, chunked=chunked)
         stream.send_now = stream.lane.send_now
 
-    async def _write_raw(self, data: bytes) -> None:
-        await self.send(RawData(data))
+    async def _write_all(self, data: bytes) -> None:
+        """Write data, and before it the head if that is still to go."""
+        head, self._head = self._head, b""
+        await self.send(RawData(head + data if head else data))
+
+    def _write_some(self, data: bytes) -> int:
+        """Write what the socket takes at once, the head first; return how much of ``data`` that was."""
+        assert self._write_now is not None
+        if not self._head:
+            return self._write_now(data)
+        head = self._head
+        sent = self._write_now(head + data)
+        self._head = head[sent:]
+        return max(0, sent - len(head))
 
     def _body_may_not_come(self) -> bool:
         """Whether the client was never told to send its body: what follows could be that or a request."""
@@ -265,8 +257,10 @@ class Http1(H11Protocol):
             # answered meanwhile, or a body's length isn't what was announced.
             await self.send(Closed())
             return
-        if data:
-            await self.send(RawData(data))
+        if isinstance(event, h11.Response):
+            self._head = data or b""
+        elif data or self._head:
+            await self._write_all(data or b"")
 
     async def _maybe_recycle(self) -> None:
         """Go on to the next request after a response, or close."""

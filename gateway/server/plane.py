@@ -94,6 +94,8 @@ class Plane:
     async def close(self) -> None:
         """Close the idle connections, and those that end within a moment."""
         await self._context.terminated.set()
+        for connection in tuple(self._connections):
+            connection.end_if_idle()
         self._none_left = trio.Event()
         if not self.connections:
             return
