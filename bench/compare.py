@@ -121,6 +121,18 @@ def _spread_us(values: list[float]) -> str:
     return f"{statistics.median(values):.1f} us{span}"
 
 
+def report_kernel(field: Field) -> None:
+    """How much of the CPU time is the kernel's, by clock ticks."""
+    shares = {
+        name: statistics.median(
+            r["target_system_seconds"] / max(1e-9, r["target_cpu_seconds"]) for r in results
+        )
+        for name, results in field.results.items()
+        if name != "direct"
+    }
+    field.outcome.add("of it in the kernel", {name: f"{share:.0%}" for name, share in shares.items()})
+
+
 def report_streams(outcome: Outcome, by_target: Results, first: str = "first token") -> None:
     """What holds for every load: no request of the gateway's fails; and its latencies."""
     got = by_target["gateway"]

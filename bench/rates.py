@@ -15,6 +15,7 @@ from bench.compare import (
     report_added,
     report_cost,
     report_held,
+    report_kernel,
     report_rate,
     report_streams,
 )
@@ -28,6 +29,7 @@ GROWTH_STREAMS = (50, 500, 2000)
 GROWTH_RATE = 5000  # events/s in all, whatever the number of streams
 GROWTH_FACTOR = 1.5
 DRAIN_MS = 2000.0
+OVERLOAD_WINDOW = (3.0, 8.0)  # all streams are open, and none has ended yet
 
 
 def _rounds(outcome: Outcome, plan: Plan, rounds: int, baselines: Sequence[str]) -> Field:
@@ -45,6 +47,7 @@ def steady(rounds: int) -> Outcome:
     plan = Plan(url="", name="steady", streams=100, requests=100, tokens=200, tps=50, ramp_seconds=1)
     field = _rounds(outcome, plan, rounds, ("naive", "pooled", "nginx"))
     report_cost(field, "events", limit=60, share=0.45)
+    report_kernel(field)
     report_added(field, {"p50": 1.5, "p99": 5.0})
     _report_load(field, plan)
     return outcome
@@ -56,6 +59,7 @@ def steady_400(rounds: int) -> Outcome:
     plan = Plan(url="", name="steady-400", streams=400, requests=400, tokens=200, tps=50, ramp_seconds=1)
     field = _rounds(outcome, plan, rounds, ("pooled", "nginx"))
     report_cost(field, "events", limit=45)
+    report_kernel(field)
     report_rate(field, share=0.99)
     _report_load(field, plan, rate=False)
     return outcome
@@ -67,6 +71,7 @@ def bulk(rounds: int) -> Outcome:
     plan = Plan(url="", name="bulk", streams=64, requests=64, tokens=2000)
     field = _rounds(outcome, plan, rounds, ("pooled", "nginx"))
     report_cost(field, "events", limit=2.5)
+    report_kernel(field)
     _report_load(field, plan)
     return outcome
 
@@ -148,13 +153,12 @@ def _growth_plan(streams: int) -> Plan:
 
 def overload(rounds: int) -> Outcome:
     """Twice the events that one core carries: writes get larger, and nothing piles up."""
-    outcome = Outcome("overload", f"twice what one core carries, 500 streams for 8 s; {rounds} rounds")
+    outcome = Outcome("overload", f"twice what one core carries, 500 streams for 9 s; {rounds} rounds")
     streams = 500
     trial = Plan(url="", name="trial", streams=streams, requests=streams, tokens=100, tps=30, ramp_seconds=1)
 
     def join(result: Result, stats: Result) -> None:
         result["drained_ms"] = percentiles(drained_ms(result, stats))
-        result["made"] = stats["tokens"]
 
     with on_the_field(outcome, streams) as field:
         field.targets = [field.gateway]
@@ -162,7 +166,9 @@ def overload(rounds: int) -> Outcome:
         [trial_result] = field.results.pop("gateway")
         cost = costs([trial_result], "events")[0]
         tps = round(2e6 / cost / streams)
-        plan = replace(trial, name="overload", tps=tps, tokens=8 * tps)
+        plan = replace(
+            trial, name="overload", tps=tps, tokens=9 * tps, ramp_seconds=2, window=OVERLOAD_WINDOW
+        )
         for number in range(rounds):
             field.round(plan, number, join, Look(memory_every=0.25))
     got = field.results["gateway"]
@@ -176,13 +182,15 @@ def _report_overload(outcome: Outcome, got: Sequence[Result], asked: float) -> N
     def middle(key: str, per: str) -> float:
         return float(statistics.median(result[key] / max(1, result[per]) for result in got))
 
-    made = f"{asked:,.0f} / {middle('made', 'seconds'):,.0f} / {middle('events', 'seconds'):,.0f}"
-    outcome.add("events/s asked for / made by the engine / delivered", made)
-    outcome.add(
-        "events / bytes per read at the client",
-        f"{middle('events', 'reads'):.2f} / {middle('bytes', 'reads'):.0f}",
+    seconds = OVERLOAD_WINDOW[1] - OVERLOAD_WINDOW[0]
+    delivered, used = (
+        statistics.median(result[key] for result in got) for key in ("events_in_window", "window_cpu_seconds")
     )
-    outcome.add("CPU per event", f"{statistics.median(costs(got, 'events')):.1f} us")
+    outcome.add("events/s asked for / delivered with all open", f"{asked:,.0f} / {delivered / seconds:,.0f}")
+    outcome.add("the core's use meanwhile", f"{used / seconds:.0%}")
+    outcome.add("CPU per event meanwhile", f"{used / delivered * 1e6:.1f} us")
+    each = f"{middle('events', 'reads'):.2f} / {middle('bytes', 'reads'):.0f}"
+    outcome.add("events / bytes per read at the client", each)
     lag = [result["drained_ms"] for result in got]
     worst = max(of["max"] or 0.0 for of in lag)
     text = " ".join(spread(of, "p50", "p99", "max") for of in lag)

@@ -15,6 +15,7 @@ from bench.figures import costs, drained_ms, median_of, median_rate, percentiles
 from bench.plan import Plan, Probe, from_json, to_json
 from bench.report import Outcome, as_report, print_table
 from bench.svg import across, number, upward
+from bench.watch import socket_bytes
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
@@ -60,6 +61,11 @@ def test_draining_is_counted_from_the_engines_last_write() -> None:
     stats = {"ended": [{"user": "a", "outcome": "done", "ended": 2.0}]}
     result = {"finished": [{"user": "a", "last": 2.5}, {"user": "unknown", "last": 9.0}]}
     assert drained_ms(result, stats) == pytest.approx([500.0])
+
+
+def test_the_kernel_s_share_is_what_is_received_queued_and_in_the_backlog() -> None:
+    listing = "ESTAB 0 9 127.0.0.1:1 127.0.0.1:2\n\t skmem:(r1,rb9,t9,tb9,f4294967290,w20,o9,bl300,d9)\n"
+    assert socket_bytes(listing * 2) == 642
 
 
 def test_a_plan_survives_its_way_to_the_load() -> None:
