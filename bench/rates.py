@@ -19,16 +19,19 @@ from bench.compare import (
     report_rate,
     report_streams,
 )
-from bench.figures import Result, costs, drained_ms, percentiles
+from bench.figures import Result, drained_ms, percentiles
 from bench.plan import Plan
 from bench.report import Outcome, ms, spread
 from bench.reporting import MIB, report_books, report_others
 from bench.watch import Look
 
+STEADY_WINDOW = (1.5, 3.5)  # of `steady-400`, in seconds after its start
 GROWTH_STREAMS = (50, 500, 2000)
 GROWTH_RATE = 5000  # events/s in all, whatever the number of streams
 GROWTH_FACTOR = 1.5
 DRAIN_MS = 2000.0
+OVERLOAD_FACTORS = (2, 4)
+TRIAL_WINDOW = (3.0, 7.0)
 OVERLOAD_WINDOW = (3.0, 8.0)  # all streams are open, and none has ended yet
 
 
@@ -57,10 +60,17 @@ def steady_400(rounds: int) -> Outcome:
     """The same with four times the streams: 20,000 events/s at the peak."""
     outcome = Outcome("steady-400", f"400 streams x 50 tokens/s x 200 tokens; {rounds} rounds")
     plan = Plan(url="", name="steady-400", streams=400, requests=400, tokens=200, tps=50, ramp_seconds=1)
+    plan = replace(plan, window=STEADY_WINDOW)
     field = _rounds(outcome, plan, rounds, ("pooled", "nginx"))
     report_cost(field, "events", limit=45)
     report_kernel(field)
     report_rate(field, share=0.99)
+    seconds = STEADY_WINDOW[1] - STEADY_WINDOW[0]
+    inside = {
+        name: statistics.median(result["events_in_window"] for result in results) / seconds
+        for name, results in field.results.items()
+    }
+    outcome.add("events/s while all are open", {name: f"{rate:,.0f}" for name, rate in inside.items()})
     _report_load(field, plan, rate=False)
     return outcome
 
@@ -152,49 +162,50 @@ def _growth_plan(streams: int) -> Plan:
 
 
 def overload(rounds: int) -> Outcome:
-    """Twice the events that one core carries: writes get larger, and nothing piles up."""
-    outcome = Outcome("overload", f"twice what one core carries, 500 streams for 9 s; {rounds} rounds")
-    streams = 500
-    trial = Plan(url="", name="trial", streams=streams, requests=streams, tokens=100, tps=30, ramp_seconds=1)
+    """More events than one core carries one at a time: writes get larger, and nothing piles up."""
+    outcome = Outcome(
+        "overload", f"500 streams, {OVERLOAD_FACTORS} times what one core carries; {rounds} rounds"
+    )
+    trial = Plan(url="", name="trial", streams=500, requests=500, tokens=80, tps=10, ramp_seconds=2)
+    trial = replace(trial, window=TRIAL_WINDOW)
 
     def join(result: Result, stats: Result) -> None:
         result["drained_ms"] = percentiles(drained_ms(result, stats))
 
-    with on_the_field(outcome, streams) as field:
+    found: dict[int, list[Result]] = {}
+    with on_the_field(outcome, trial.streams) as field:
         field.targets = [field.gateway]
         field.round(trial, 0)
-        [trial_result] = field.results.pop("gateway")
-        cost = costs([trial_result], "events")[0]
-        tps = round(2e6 / cost / streams)
-        plan = replace(
-            trial, name="overload", tps=tps, tokens=9 * tps, ramp_seconds=2, window=OVERLOAD_WINDOW
-        )
-        for number in range(rounds):
-            field.round(plan, number, join, Look(memory_every=0.25))
-    got = field.results["gateway"]
-    outcome.add("CPU per event before, and the rate that makes", f"{cost:.1f} us, {1e6 / cost:,.0f}/s")
-    _report_overload(outcome, got, tps * streams)
-    report_streams(outcome, field.results)
+        [alone] = field.results.pop("gateway")
+        cost = alone["window_cpu_seconds"] / alone["events_in_window"]
+        outcome.add("CPU per event alone, and the rate that makes", f"{cost * 1e6:.1f} us, {1 / cost:,.0f}/s")
+        for factor in OVERLOAD_FACTORS:
+            tps = round(factor / cost / trial.streams)
+            plan = replace(trial, name="overload", tps=tps, tokens=9 * tps, window=OVERLOAD_WINDOW)
+            for number in range(rounds):
+                field.round(plan, number, join, Look(memory_every=0.25))
+            found[factor] = field.results.pop("gateway")
+            _report_overload(outcome, found[factor], factor, tps * trial.streams)
+    outcome.figures = {"us_per_event_alone": cost * 1e6, "by_factor": found}
+    report_streams(outcome, {"gateway": [result for results in found.values() for result in results]})
     return outcome
 
 
-def _report_overload(outcome: Outcome, got: Sequence[Result], asked: float) -> None:
+def _report_overload(outcome: Outcome, got: Sequence[Result], factor: int, asked: float) -> None:
     def middle(key: str, per: str) -> float:
         return float(statistics.median(result[key] / max(1, result[per]) for result in got))
 
     seconds = OVERLOAD_WINDOW[1] - OVERLOAD_WINDOW[0]
-    delivered, used = (
-        statistics.median(result[key] for result in got) for key in ("events_in_window", "window_cpu_seconds")
-    )
-    outcome.add("events/s asked for / delivered with all open", f"{asked:,.0f} / {delivered / seconds:,.0f}")
-    outcome.add("the core's use meanwhile", f"{used / seconds:.0%}")
-    outcome.add("CPU per event meanwhile", f"{used / delivered * 1e6:.1f} us")
+    rate = statistics.median(result["events_in_window"] for result in got) / seconds
+    outcome.add(f"x{factor}: events/s asked for / delivered", f"{asked:,.0f} / {rate:,.0f}")
+    cores = statistics.median(result["window_cpu_seconds"] for result in got) / seconds
+    outcome.add(f"x{factor}: cores used, CPU per event", f"{cores:.2f}, {cores / rate * 1e6:.1f} us")
     each = f"{middle('events', 'reads'):.2f} / {middle('bytes', 'reads'):.0f}"
-    outcome.add("events / bytes per read at the client", each)
+    outcome.add(f"x{factor}: events / bytes per read at the client", each)
     lag = [result["drained_ms"] for result in got]
     worst = max(of["max"] or 0.0 for of in lag)
-    text = " ".join(spread(of, "p50", "p99", "max") for of in lag)
-    outcome.add("engine's last write to client's last event, p50 / p99 / max ms", text)
-    outcome.add(f"drained within {DRAIN_MS / 1e3:.0f} s of the end", "yes" if worst <= DRAIN_MS else "no")
+    text = " ".join(spread(of, "p50", "p99", "max") for of in lag) + (" (LATE)" if worst > DRAIN_MS else "")
+    outcome.add(f"x{factor}: engine's last write to client's last event, p50 / p99 / max ms", text)
+    outcome.add(f"x{factor}: between events, p99 ms", ms(statistics.median(r["gap_ms"]["p99"] for r in got)))
     gained = max(result["pss_peak"] - result["pss_before"] for result in got)
-    outcome.add("peak PSS above idle, MiB", ms(gained / MIB))
+    outcome.add(f"x{factor}: peak PSS above what it was before, MiB", ms(gained / MIB))
