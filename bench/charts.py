@@ -122,7 +122,7 @@ def _cumulated(ordered: list[float], points: int = 200) -> list[tuple[float, flo
 
 
 def _legend(picture: Picture, place: int, name: str) -> None:
-    x, y = WIDTH - RIGHT - 90, HEIGHT - BOTTOM - 20 - 20 * place
+    x, y = LEFT + 16, TOP + 20 + 20 * place  # where a cumulated curve isn't
     picture.line([(x, y), (x + 24, y)], f"{name} line")
     picture.text(x + 30, y + 4, name, "ink", "start")
 
