@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from bench.compare import Field, on_the_field, report_cost, report_held, report_rate, report_streams
+from bench.compare import Comparison, comparison, report_cost, report_held, report_rate, report_streams
 from bench.figures import Result, percentiles
 from bench.leaving import TEARDOWN, join_teardowns, latencies, report_torn_down
 from bench.plan import Plan
@@ -17,11 +17,11 @@ DETECTION_MS, MEMORY = 10.0, 200 * MIB
 SLOTS, FREE_MS = 16, 500.0
 
 
-def _teardown_row(field: Field, limit: float, what: str) -> None:
-    late = latencies(field)
-    field.outcome.figures["teardown_ms"] = late
+def _teardown_row(compared: Comparison, limit: float, what: str) -> None:
+    late = latencies(compared)
+    compared.outcome.figures["teardown_ms"] = late
     texts = {name: spread(of, "p50", "p99", "max") for name, of in late.items()}
-    field.outcome.require(what, texts, at_most(late["gateway"]["p99"], limit), f"p99 <= {limit:g}")
+    compared.outcome.require(what, texts, at_most(late["gateway"]["p99"], limit), f"p99 <= {limit:g}")
 
 
 def leaving(rounds: int) -> Outcome:
@@ -37,45 +37,45 @@ def leaving(rounds: int) -> Outcome:
         leave_after=50,
         ramp_seconds=2,
     )
-    with on_the_field(outcome, plan.streams, BASELINES) as field:
+    with comparison(outcome, plan.streams, BASELINES) as compared:
 
         def join(result: Result, stats: Result) -> None:
             join_teardowns(result, stats)
-            result["held_afterwards"] = max(0, field.engine.stats()["connections"] - field.connections)
+            result["held_afterwards"] = max(0, compared.engine.stats()["connections"] - compared.connections)
 
         for number in range(rounds):
-            field.round(plan, number, join, Look(memory_every=0.25))
-    report_torn_down(outcome, field.results)
-    _teardown_row(field, DETECTION_MS, TEARDOWN)
-    _report_waste(field)
+            compared.round(plan, number, join, Look(memory_every=0.25))
+    report_torn_down(outcome, compared.results)
+    _teardown_row(compared, DETECTION_MS, TEARDOWN)
+    _report_waste(compared)
     peaks = {
         name: max(result["pss_peak"] for result in results) / MIB
-        for name, results in field.results.items()
+        for name, results in compared.results.items()
         if name != "direct"
     }
     texts = {name: f"{size:.0f}" for name, size in peaks.items()}
     outcome.require("peak PSS, MiB", texts, peaks["gateway"] <= MEMORY / MIB, f"<= {MEMORY // MIB}")
-    held = {name: max(result["held_afterwards"] for result in rs) for name, rs in field.results.items()}
+    held = {name: max(result["held_afterwards"] for result in rs) for name, rs in compared.results.items()}
     texts = {name: str(count) for name, count in held.items()}
     outcome.require("connections held at the engine afterwards", texts, held["gateway"] == 0, "0")
-    report_cost(field, "events")
-    report_streams(outcome, field.results)
-    report_books(outcome, field.results["gateway"])
+    report_cost(compared, "events")
+    report_streams(outcome, compared.results)
+    report_books(outcome, compared.results["gateway"])
     return outcome
 
 
-def _report_waste(field: Field) -> None:
+def _report_waste(compared: Comparison) -> None:
     worst = {
         name: max(result["tokens_after_close_max"] for result in results)
-        for name, results in field.results.items()
+        for name, results in compared.results.items()
     }
     wasted = {
         name: statistics.median(result["tokens_after_close"] for result in results)
-        for name, results in field.results.items()
+        for name, results in compared.results.items()
     }
     texts = {name: f"{worst[name]} ({wasted[name]:.0f} in all)" for name in worst}
     measure = "tokens made after the close, most a stream"
-    field.outcome.require(measure, texts, worst["gateway"] <= 1, "<= 1")
+    compared.outcome.require(measure, texts, worst["gateway"] <= 1, "<= 1")
 
 
 def slots(rounds: int) -> Outcome:
@@ -96,20 +96,20 @@ def slots(rounds: int) -> Outcome:
         leave_after=250,
         leave_fraction=0.2,
     )
-    with on_the_field(outcome, SLOTS, BASELINES, engine_slots=SLOTS) as field:
+    with comparison(outcome, SLOTS, BASELINES, engine_slots=SLOTS) as compared:
         for number in range(rounds):
-            field.round(plan, number, join_teardowns)
+            compared.round(plan, number, join_teardowns)
     waits = {
         name: percentiles([statistics.median(r["ttft_ms"]["p95"] or 0 for r in results)])["p50"]
-        for name, results in field.results.items()
+        for name, results in compared.results.items()
     }
     texts = {name: f"{(wait or 0) / 1e3:.2f}" for name, wait in waits.items()}
     outcome.add("time to first token, p95 s", texts)
-    report_rate(field, share=0.99)
-    report_torn_down(outcome, field.results)
-    _teardown_row(field, FREE_MS, "client's close to free slot, p50 / p99 / max ms")
-    report_held(field, SLOTS)
-    report_cost(field, "events")
-    report_streams(outcome, field.results)
-    report_books(outcome, field.results["gateway"])
+    report_rate(compared, share=0.99)
+    report_torn_down(outcome, compared.results)
+    _teardown_row(compared, FREE_MS, "client's close to free slot, p50 / p99 / max ms")
+    report_held(compared, SLOTS)
+    report_cost(compared, "events")
+    report_streams(outcome, compared.results)
+    report_books(outcome, compared.results["gateway"])
     return outcome

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.figures import median_of
-from bench.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Picture, across, upward
+from bench.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Picture, across, number, upward
 
 Figures = dict[str, dict[str, Any]]
 """What each scenario of a report measured, by its name."""
@@ -61,9 +61,9 @@ def teardown(figures: Figures) -> Picture | None:
     x, y = across(FLOOR_MS, max(1.0, most) * 1.5, log=True), upward(0, 100)
     picture.x_axis(x, "time since the client closed (ms, logarithmic)")
     picture.y_axis(y, "streams torn down (%)")
-    for number, (name, values) in enumerate(late.items()):
+    for place, (name, values) in enumerate(late.items()):
         picture.line([(x(value), y(share)) for value, share in _cumulated(values)], f"{name} line")
-        _legend(picture, number, name)
+        _legend(picture, place, name)
     return picture
 
 
@@ -102,25 +102,27 @@ def first_token(figures: Figures) -> Picture | None:
         picture.dot(first, y, f"{name} fill")
         picture.dot(last, y, f"{name} fill")
         picture.text(LEFT - 8, y + 5, name, "ink", "end")
-        picture.text((first + last) / 2, y - 10, f"{of['p50']:.3g} to {of['p99']:.3g}", "ink")
+        picture.text(
+            (first + last) / 2, y - 10, f"{number(of['p50'] or 0)} to {number(of['p99'] or 0)}", "ink"
+        )
     return picture
 
 
 def _rows(count: int) -> list[float]:
     """The heights at which so many things stand one below the other."""
     room = (HEIGHT - TOP - BOTTOM) / count
-    return [round(TOP + room * (number + 0.55), 1) for number in range(count)]
+    return [round(TOP + room * (place + 0.55), 1) for place in range(count)]
 
 
 def _cumulated(ordered: list[float], points: int = 200) -> list[tuple[float, float]]:
     """(value, percent of all that are no larger), thinned out to about so many points."""
     step = max(1, len(ordered) // points)
     at = sorted({*range(0, len(ordered), step), len(ordered) - 1})
-    return [(FLOOR_MS, 0.0), *((ordered[number], 100 * (number + 1) / len(ordered)) for number in at)]
+    return [(FLOOR_MS, 0.0), *((ordered[rank], 100 * (rank + 1) / len(ordered)) for rank in at)]
 
 
-def _legend(picture: Picture, number: int, name: str) -> None:
-    x, y = WIDTH - RIGHT - 90, HEIGHT - BOTTOM - 20 - 20 * number
+def _legend(picture: Picture, place: int, name: str) -> None:
+    x, y = LEFT + 16, TOP + 20 + 20 * place  # where a cumulated curve isn't
     picture.line([(x, y), (x + 24, y)], f"{name} line")
     picture.text(x + 30, y + 4, name, "ink", "start")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import math
 import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +33,8 @@ Join = Callable[[Result, Result], object]
 
 
 @dataclass
-class Field:
-    """An engine and everything that is tried on it."""
+class Comparison:
+    """An engine, the targets in front of it, and what each round gave."""
 
     engine: Engine
     gateway: Gateway
@@ -76,9 +77,9 @@ class Field:
 
 
 @contextmanager
-def on_the_field(
+def comparison(
     outcome: Outcome, slots: int, names: Sequence[str] = (), *, engine_slots: int | None = None
-) -> Iterator[Field]:
+) -> Iterator[Comparison]:
     """Start the engine, the gateway and the named baselines, and warm all of them up."""
     available, notes = baselines.choose(names)
     outcome.notes += notes
@@ -86,7 +87,7 @@ def on_the_field(
         engine = stack.enter_context(Engine())
         gateway = stack.enter_context(Gateway(engine, slots=slots))
         warm(gateway, engine)
-        all_of_it = Field(engine, gateway, [direct(engine), gateway], outcome, engine_slots)
+        compared = Comparison(engine, gateway, [direct(engine), gateway], outcome, engine_slots)
         for name in available:
             try:
                 target = stack.enter_context(baselines.MAKE[name](engine))
@@ -94,15 +95,17 @@ def on_the_field(
             except (*UNFIT, BenchError) as error:
                 outcome.notes.append(f"{name} in {outcome.name} ({error})")
                 continue
-            all_of_it.targets.append(target)
-        yield all_of_it
-        outcome.figures.update(all_of_it.results)
+            compared.targets.append(target)
+        yield compared
+        outcome.figures.update(compared.results)
 
 
-def report_cost(field: Field, per: str, limit: float | None = None, share: float | None = None) -> None:
+def report_cost(
+    compared: Comparison, per: str, limit: float | None = None, share: float | None = None
+) -> None:
     """CPU time per event or request: at most `limit` us, and at most this share of the pooled proxy's."""
-    outcome = field.outcome
-    spent = {name: costs(results, per) for name, results in field.results.items() if name != "direct"}
+    outcome = compared.outcome
+    spent = {name: costs(results, per) for name, results in compared.results.items() if name != "direct"}
     unit = per.removesuffix("s")
     outcome.figures[f"us_per_{unit}"] = spent
     texts = {name: _spread_us(values) for name, values in spent.items()}
@@ -119,6 +122,18 @@ def report_cost(field: Field, per: str, limit: float | None = None, share: float
 def _spread_us(values: list[float]) -> str:
     span = f" ({min(values):.1f}-{max(values):.1f})" if len(values) > 1 else ""
     return f"{statistics.median(values):.1f} us{span}"
+
+
+def report_kernel(compared: Comparison) -> None:
+    """How much of the CPU time is the kernel's, by clock ticks."""
+    shares = {
+        name: statistics.median(
+            r["target_system_seconds"] / max(1e-9, r["target_cpu_seconds"]) for r in results
+        )
+        for name, results in compared.results.items()
+        if name != "direct"
+    }
+    compared.outcome.add("of it in the kernel", {name: f"{share:.0%}" for name, share in shares.items()})
 
 
 def report_streams(outcome: Outcome, by_target: Results, first: str = "first token") -> None:
@@ -139,30 +154,32 @@ def report_streams(outcome: Outcome, by_target: Results, first: str = "first tok
     report_others(outcome, got)
 
 
-def report_added(field: Field, limits: dict[str, float]) -> None:
+def report_added(compared: Comparison, limits: dict[str, float]) -> None:
     """What the gateway adds to the time to the first token, as the difference of percentiles."""
-    outcome = field.outcome
-    ttft = {name: median_of(results, "ttft_ms") for name, results in field.results.items()}
+    outcome = compared.outcome
+    ttft = {name: median_of(results, "ttft_ms") for name, results in compared.results.items()}
     for name, limit in limits.items():
-        added = {target: (of[name] or 0) - (ttft["direct"][name] or 0) for target, of in ttft.items()}
-        del added["direct"]
+        floor = ttft["direct"][name] or 0.0
+        added = {target: (of[name] or math.inf) - floor for target, of in ttft.items() if target != "direct"}
         texts = {target: f"{value:+.2f}" for target, value in added.items()}
         outcome.figures.setdefault("added_ttft_ms", {})[name] = added
         holds = added["gateway"] <= limit
         outcome.require(f"added to the first token, {name} ms", texts, holds, f"<= {limit:g}")
 
 
-def report_rate(field: Field, key: str = "events", share: float | None = None) -> None:
+def report_rate(compared: Comparison, key: str = "events", share: float | None = None) -> None:
     """What is delivered in a second, if need be at least this share of what arrives without a proxy."""
-    rates = {name: median_rate(results, key) for name, results in field.results.items()}
+    rates = {name: median_rate(results, key) for name, results in compared.results.items()}
     texts = {name: f"{rate:,.0f}" for name, rate in rates.items()}
     if share is None:
-        field.outcome.add(f"{key}/s", texts)
+        compared.outcome.add(f"{key}/s", texts)
     else:
         holds = rates["gateway"] >= share * rates["direct"]
-        field.outcome.require(f"{key}/s", texts, holds, f">= {share:.0%} of direct's")
+        compared.outcome.require(f"{key}/s", texts, holds, f">= {share:.0%} of direct's")
 
 
-def report_held(field: Field, slots: int) -> None:
-    peak = max(result["most_held"] for result in field.results["gateway"])
-    field.outcome.require("most at once in the engine / slots", f"{peak}/{slots}", peak <= slots, "<= slots")
+def report_held(compared: Comparison, slots: int) -> None:
+    peak = max(result["most_held"] for result in compared.results["gateway"])
+    compared.outcome.require(
+        "most at once in the engine / slots", f"{peak}/{slots}", peak <= slots, "<= slots"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +17,8 @@ def percentiles(values: list[float]) -> dict[str, float | None]:
     names = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
     if not ordered:
         return dict.fromkeys(names)
-    top = len(ordered) - 1
-    return {name: round(ordered[min(top, int(len(ordered) * share))], 4) for name, share in names.items()}
+    ranks = {name: max(1, math.ceil(len(ordered) * share - 1e-9)) for name, share in names.items()}
+    return {name: round(ordered[rank - 1], 4) for name, rank in ranks.items()}
 
 
 def teardowns(result: dict[str, Any], stats: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.client import Reading
-from bench.compare import Field, on_the_field, report_streams
+from bench.compare import Comparison, comparison, report_streams
 from bench.leaving import TEARDOWN, join_teardowns, latencies, report_torn_down
 from bench.plan import Plan
 from bench.report import Outcome, ms, spread
@@ -31,10 +31,10 @@ def slow_readers(rounds: int) -> Outcome:
         leave_seconds=15,
         reading=Reading(bytes_per_second=2048, buffer_bytes=8192),
     )
-    with on_the_field(outcome, plan.streams, ("pooled", "nginx")) as field:
+    with comparison(outcome, plan.streams, ("pooled", "nginx")) as compared:
         for number in range(rounds):
-            field.round(plan, number, join_teardowns, Look(memory_every=0.5, sockets_every=1))
-    gained, sockets = _gained(field), _peak(field, "sockets_peak")
+            compared.round(plan, number, join_teardowns, Look(memory_every=0.5, sockets_every=1))
+    gained, sockets = _gained(compared), _peak(compared, "sockets_peak")
     texts = {name: f"{size / MIB:.1f}" for name, size in gained.items()}
     outcome.require("peak PSS above idle, MiB", texts, gained["gateway"] <= SLOW_PSS, f"<= {SLOW_PSS // MIB}")
     texts = {name: f"{size / MIB:.1f}" for name, size in sockets.items()}
@@ -42,10 +42,10 @@ def slow_readers(rounds: int) -> Outcome:
     outcome.require("its sockets in the kernel, peak MiB", texts, holds, f"<= {SLOW_SOCKETS // MIB}")
     read = {
         name: f"{sum(result['bytes'] / result['requests'] for result in results) / len(results) / 1024:.0f}"
-        for name, results in field.results.items()
+        for name, results in compared.results.items()
     }
     outcome.add("read by each client, KiB", read)
-    _report_leaving(field)
+    _report_leaving(compared)
     return outcome
 
 
@@ -62,10 +62,10 @@ def open_streams(rounds: int) -> Outcome:
         ramp_seconds=4,
         leave_seconds=14,
     )
-    with on_the_field(outcome, plan.streams, ("pooled", "nginx")) as field:
+    with comparison(outcome, plan.streams, ("pooled", "nginx")) as compared:
         for number in range(rounds):
-            field.round(plan, number, join_teardowns, Look(memory_every=0.5))
-    each = {name: size / plan.streams for name, size in _gained(field).items()}
+            compared.round(plan, number, join_teardowns, Look(memory_every=0.5))
+    each = {name: size / plan.streams for name, size in _gained(compared).items()}
     texts = {name: f"{size / 1024:.1f}" for name, size in each.items()}
     outcome.require(
         "peak PSS above idle, KiB a stream",
@@ -73,40 +73,40 @@ def open_streams(rounds: int) -> Outcome:
         each["gateway"] <= STREAM_BYTES,
         f"<= {STREAM_BYTES // 1024}",
     )
-    _report_leaving(field)
+    _report_leaving(compared)
     return outcome
 
 
-def _peak(field: Field, key: str) -> dict[str, int]:
+def _peak(compared: Comparison, key: str) -> dict[str, int]:
     """The largest of all rounds, for each target that has a process."""
     return {
         name: max(result[key] for result in results)
-        for name, results in field.results.items()
+        for name, results in compared.results.items()
         if key in results[0]
     }
 
 
-def _gained(field: Field) -> dict[str, int]:
+def _gained(compared: Comparison) -> dict[str, int]:
     """Peak PSS above the idle one, in bytes; of the first round: later ones start from a grown heap."""
     return {
         name: results[0]["pss_peak"] - results[0]["pss_before"]
-        for name, results in field.results.items()
+        for name, results in compared.results.items()
         if "pss_peak" in results[0]
     }
 
 
-def _report_leaving(field: Field) -> None:
-    outcome = field.outcome
-    idle = {name: f"{size / MIB:.1f}" for name, size in _peak(field, "pss_before").items()}
+def _report_leaving(compared: Comparison) -> None:
+    outcome = compared.outcome
+    idle = {name: f"{size / MIB:.1f}" for name, size in _peak(compared, "pss_before").items()}
     outcome.add("PSS when idle, MiB", idle)
-    report_torn_down(outcome, field.results)
-    late = latencies(field)
+    report_torn_down(outcome, compared.results)
+    late = latencies(compared)
     outcome.add(TEARDOWN, {name: spread(of, "p50", "p99", "max") for name, of in late.items()})
     cpu = {
         name: ms(sum(result["target_cpu_seconds"] for result in results))
-        for name, results in field.results.items()
+        for name, results in compared.results.items()
         if name != "direct"
     }
     outcome.add("CPU in all, s", cpu)
-    report_streams(outcome, field.results)
-    report_books(outcome, field.results["gateway"])
+    report_streams(outcome, compared.results)
+    report_books(outcome, compared.results["gateway"])

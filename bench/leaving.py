@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from bench.compare import Field, on_the_field, report_cost, report_held, report_rate, report_streams
+from bench.compare import Comparison, comparison, report_cost, report_held, report_rate, report_streams
 from bench.figures import Result, costs, percentiles, teardowns
 from bench.measure import run_load, warm
 from bench.plan import Plan
@@ -108,11 +108,11 @@ def report_torn_down(
     outcome.require("torn down / left", texts, torn == left > 0, "all")
 
 
-def latencies(field: Field) -> dict[str, dict[str, float | None]]:
+def latencies(compared: Comparison) -> dict[str, dict[str, float | None]]:
     """For each target, percentiles of the teardowns of all rounds together, in ms."""
     return {
         name: percentiles([value for result in results for value in result["teardown_ms"]])
-        for name, results in field.results.items()
+        for name, results in compared.results.items()
     }
 
 
@@ -137,19 +137,19 @@ def at_once(rounds: int) -> Outcome:
         result["leaving_ms"] = (max(left) - min(left)) * 1e3
         join_teardowns(result, stats)
 
-    with on_the_field(outcome, plan.streams) as field:
+    with comparison(outcome, plan.streams) as compared:
         for number in range(rounds):
-            field.round(plan, number, join)
-    report_torn_down(outcome, field.results)
-    spans = {name: max(r["all_down_ms"] for r in results) for name, results in field.results.items()}
+            compared.round(plan, number, join)
+    report_torn_down(outcome, compared.results)
+    spans = {name: max(r["all_down_ms"] for r in results) for name, results in compared.results.items()}
     texts = {name: f"{span:.0f}" for name, span in spans.items()}
     outcome.require(
         "first close to last teardown, worst ms", texts, spans["gateway"] <= AT_ONCE_MS, f"<= {AT_ONCE_MS:g}"
     )
-    own = {name: max(r["leaving_ms"] for r in results) for name, results in field.results.items()}
+    own = {name: max(r["leaving_ms"] for r in results) for name, results in compared.results.items()}
     outcome.add("of it the clients' own closing, ms", {name: f"{span:.0f}" for name, span in own.items()})
-    report_books(outcome, field.results["gateway"])
-    report_others(outcome, field.results["gateway"])
+    report_books(outcome, compared.results["gateway"])
+    report_others(outcome, compared.results["gateway"])
     return outcome
 
 
@@ -171,17 +171,17 @@ def http2(rounds: int) -> Outcome:
         protocol="h2",
         shared=True,
     )
-    with on_the_field(outcome, plan.streams) as field:
+    with comparison(outcome, plan.streams) as compared:
         for number in range(rounds):
-            field.round(plan, number, join_teardowns)
-    report_cost(field, "events", limit=150)
-    report_torn_down(outcome, field.results)
-    late = latencies(field)
+            compared.round(plan, number, join_teardowns)
+    report_cost(compared, "events", limit=150)
+    report_torn_down(outcome, compared.results)
+    late = latencies(compared)
     texts = {name: spread(of, "p50", "p99", "max") for name, of in late.items()}
     outcome.require(TEARDOWN, texts, at_most(late["gateway"]["p99"], 5), "p99 <= 5")
-    report_streams(outcome, field.results)
-    report_rate(field)
-    report_books(outcome, field.results["gateway"])
+    report_streams(outcome, compared.results)
+    report_rate(compared)
+    report_books(outcome, compared.results["gateway"])
     return outcome
 
 
@@ -200,14 +200,14 @@ def crowd(rounds: int) -> Outcome:
         leave_after=30,
         leave_fraction=0.2,
     )
-    with on_the_field(outcome, slots, engine_slots=slots) as field:
+    with comparison(outcome, slots, engine_slots=slots) as compared:
         for number in range(rounds):
-            field.round(plan, number, join_teardowns)
-    report_held(field, slots)
-    report_torn_down(outcome, field.results)
-    late = latencies(field)
+            compared.round(plan, number, join_teardowns)
+    report_held(compared, slots)
+    report_torn_down(outcome, compared.results)
+    late = latencies(compared)
     outcome.add(TEARDOWN, {name: spread(of, "p50", "p99", "max") for name, of in late.items()})
-    report_streams(outcome, field.results)
-    report_rate(field)
-    report_books(outcome, field.results["gateway"])
+    report_streams(outcome, compared.results)
+    report_rate(compared)
+    report_books(outcome, compared.results["gateway"])
     return outcome

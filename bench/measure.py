@@ -23,9 +23,9 @@ WARM = Plan(url="", name="warm", streams=8, requests=40, tokens=20, tps=400)
 def run_load(target: Target, plan: Plan, look: Look = NOTHING) -> Result:
     """Run the clients in a process of their own, when the machine is quiet.
 
-    Adds `target_cpu_seconds`, and how much of the cores others used meanwhile, `others_on_gateway_core` and
-    `others_on_rest_core`: latencies are only worth something where these are near 0. What `look` asks for,
-    and the CPU time in the plan's window, are read off the target meanwhile.
+    Adds `target_cpu_seconds`, of them `target_system_seconds`, and how much of the cores others used
+    meanwhile, `others_on_gateway_core` and `others_on_rest_core`: latencies are only worth something where
+    these are near 0. What `look` asks for, and the CPU time in the plan's window, are read off meanwhile.
     """
     patience.wait()
     plan = replace(plan, url=plan.url or target.url())
@@ -63,7 +63,10 @@ class _Reading:
 
     def since(self, earlier: _Reading) -> dict[str, float]:
         seconds = self.instant - earlier.instant
-        gateway = self.gateway.since(earlier.gateway) if self.gateway and earlier.gateway else 0.0
+        gateway = system = 0.0
+        if self.gateway and earlier.gateway:
+            gateway = self.gateway.since(earlier.gateway)
+            system = self.gateway.system - earlier.gateway.system
         rest = self.engine.since(earlier.engine) + self.own - earlier.own
         pinned = processes.gateway_cpu() is not None  # if not, both "cores" are the whole machine
         known = (gateway, rest) if pinned else (gateway + rest, gateway + rest)
@@ -73,6 +76,7 @@ class _Reading:
         ]
         return {
             "target_cpu_seconds": gateway,
+            "target_system_seconds": system,
             "others_on_gateway_core": others[0],
             "others_on_rest_core": others[1],
         }

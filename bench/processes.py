@@ -105,10 +105,11 @@ def _read(path: str) -> str:
 
 @dataclass(frozen=True)
 class Cpu:
-    """CPU time a process tree has used: per thread in ns, and the whole tree in seconds (user + sys)."""
+    """CPU time a process tree has used: per thread in ns, and the whole tree in seconds (user + sys; sys)."""
 
     threads: Mapping[tuple[int, str], int]
     seconds: float
+    system: float
 
     def since(self, earlier: Cpu) -> float:
         """Seconds used since `earlier`: exact while no thread has ended in between, else by clock ticks."""
@@ -161,14 +162,16 @@ class Tree:
 
     def cpu(self) -> Cpu:
         threads: dict[tuple[int, str], int] = {}
-        ticks = 0
+        ticks = system = 0
         for pid in self.pids():
-            ticks += sum(map(int, self._stat(pid)[11:15]))
+            times = [int(field) for field in self._stat(pid)[11:15]]
+            ticks += sum(times)
+            system += sum(times[1::2])
             for thread in self._threads(pid):
                 fields = _read(f"/proc/{pid}/task/{thread}/schedstat").split()
                 if fields:
                     threads[pid, thread] = int(fields[0])
-        return Cpu(threads, ticks / TICKS)
+        return Cpu(threads, ticks / TICKS, system / TICKS)
 
     def memory(self) -> Memory:
         rss = pss = 0

@@ -10,43 +10,49 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.compare import (
-    Field,
-    on_the_field,
+    Comparison,
+    comparison,
     report_added,
     report_cost,
     report_held,
+    report_kernel,
     report_rate,
     report_streams,
 )
-from bench.figures import Result, costs, drained_ms, percentiles
+from bench.figures import Result, drained_ms, percentiles
 from bench.plan import Plan
 from bench.report import Outcome, ms, spread
 from bench.reporting import MIB, report_books, report_others
 from bench.watch import Look
 
+STEADY_WINDOW = (1.5, 3.5)  # of `steady-400`, in seconds after its start
 GROWTH_STREAMS = (50, 500, 2000)
 GROWTH_RATE = 5000  # events/s in all, whatever the number of streams
 GROWTH_FACTOR = 1.5
 DRAIN_MS = 2000.0
+OVERLOAD_FACTORS = (2, 4)
+TRIAL_WINDOW = (3.0, 7.0)
+OVERLOAD_WINDOW = (3.0, 8.0)  # all streams are open, and none has ended yet
 
 
-def _rounds(outcome: Outcome, plan: Plan, rounds: int, baselines: Sequence[str]) -> Field:
-    with on_the_field(outcome, plan.streams, baselines) as field:
+def _rounds(outcome: Outcome, plan: Plan, rounds: int, baselines: Sequence[str]) -> Comparison:
+    with comparison(outcome, plan.streams, baselines) as compared:
         for number in range(rounds):
-            field.round(plan, number)
-        outcome.figures["rss"] = rss = field.gateway.tree.memory().rss
+            compared.round(plan, number)
+        outcome.figures["rss"] = rss = compared.gateway.tree.memory().rss
     outcome.add("RSS after all, MiB", ms(rss / MIB))
-    return field
+    return compared
 
 
 def steady(rounds: int) -> Outcome:
     """What one token costs at an everyday pace, and how much later the first one comes."""
     outcome = Outcome("steady", f"100 streams x 50 tokens/s x 200 tokens; {rounds} rounds")
     plan = Plan(url="", name="steady", streams=100, requests=100, tokens=200, tps=50, ramp_seconds=1)
-    field = _rounds(outcome, plan, rounds, ("naive", "pooled", "nginx"))
-    report_cost(field, "events", limit=60, share=0.45)
-    report_added(field, {"p50": 1.5, "p99": 5.0})
-    _report_load(field, plan)
+    compared = _rounds(outcome, plan, rounds, ("naive", "pooled", "nginx"))
+    report_cost(compared, "events", limit=60, share=0.45)
+    report_kernel(compared)
+    report_added(compared, {"p50": 1.5, "p99": 5.0})
+    _report_load(compared, plan)
     return outcome
 
 
@@ -54,10 +60,18 @@ def steady_400(rounds: int) -> Outcome:
     """The same with four times the streams: 20,000 events/s at the peak."""
     outcome = Outcome("steady-400", f"400 streams x 50 tokens/s x 200 tokens; {rounds} rounds")
     plan = Plan(url="", name="steady-400", streams=400, requests=400, tokens=200, tps=50, ramp_seconds=1)
-    field = _rounds(outcome, plan, rounds, ("pooled", "nginx"))
-    report_cost(field, "events", limit=45)
-    report_rate(field, share=0.99)
-    _report_load(field, plan, rate=False)
+    plan = replace(plan, window=STEADY_WINDOW)
+    compared = _rounds(outcome, plan, rounds, ("pooled", "nginx"))
+    report_cost(compared, "events", limit=45)
+    report_kernel(compared)
+    report_rate(compared, share=0.99)
+    seconds = STEADY_WINDOW[1] - STEADY_WINDOW[0]
+    inside = {
+        name: statistics.median(result["events_in_window"] for result in results) / seconds
+        for name, results in compared.results.items()
+    }
+    outcome.add("events/s while all are open", {name: f"{rate:,.0f}" for name, rate in inside.items()})
+    _report_load(compared, plan, rate=False)
     return outcome
 
 
@@ -65,9 +79,10 @@ def bulk(rounds: int) -> Outcome:
     """What a token costs when the engine is as fast as it can be and events come many at a time."""
     outcome = Outcome("bulk", f"64 streams x 2000 tokens, as fast as they go; {rounds} rounds")
     plan = Plan(url="", name="bulk", streams=64, requests=64, tokens=2000)
-    field = _rounds(outcome, plan, rounds, ("pooled", "nginx"))
-    report_cost(field, "events", limit=2.5)
-    _report_load(field, plan)
+    compared = _rounds(outcome, plan, rounds, ("pooled", "nginx"))
+    report_cost(compared, "events", limit=2.5)
+    report_kernel(compared)
+    _report_load(compared, plan)
     return outcome
 
 
@@ -75,21 +90,21 @@ def requests(rounds: int) -> Outcome:
     """What a request costs that isn't streamed."""
     outcome = Outcome("requests", f"2000 requests, not streamed, 32 at a time; {rounds} rounds")
     plan = Plan(url="", name="requests", streams=32, requests=2000, tokens=1, stream=False)
-    field = _rounds(outcome, plan, rounds, ("pooled", "nginx"))
-    report_cost(field, "requests", limit=900, share=0.5)
-    report_rate(field, "requests")
-    _report_load(field, plan, rate=False, first="the answer")
+    compared = _rounds(outcome, plan, rounds, ("pooled", "nginx"))
+    report_cost(compared, "requests", limit=900, share=0.5)
+    report_rate(compared, "requests")
+    _report_load(compared, plan, rate=False, first="the answer")
     return outcome
 
 
-def _report_load(field: Field, plan: Plan, *, rate: bool = True, first: str = "first token") -> None:
-    outcome, got = field.outcome, field.results["gateway"]
-    report_streams(outcome, field.results, first)
+def _report_load(compared: Comparison, plan: Plan, *, rate: bool = True, first: str = "first token") -> None:
+    outcome, got = compared.outcome, compared.results["gateway"]
+    report_streams(outcome, compared.results, first)
     if rate:
-        report_rate(field)
+        report_rate(compared)
     cores = statistics.median(result["target_cpu_seconds"] / result["seconds"] for result in got)
     outcome.add("gateway cores used", f"{cores:.2f}")
-    report_held(field, plan.streams)
+    report_held(compared, plan.streams)
     report_books(outcome, got)
 
 
@@ -101,13 +116,13 @@ def growth(rounds: int) -> Outcome:
     outcome = Outcome("growth", f"{GROWTH_RATE:,} events/s over {GROWTH_STREAMS} streams; {rounds} rounds")
     spent: dict[int, list[float]] = {streams: [] for streams in GROWTH_STREAMS}
     delivered: dict[int, list[float]] = {streams: [] for streams in GROWTH_STREAMS}
-    with on_the_field(outcome, max(GROWTH_STREAMS)) as field:
-        field.targets = [field.gateway]
+    with comparison(outcome, max(GROWTH_STREAMS)) as compared:
+        compared.targets = [compared.gateway]
         for number in range(rounds):
             for streams in GROWTH_STREAMS:
                 plan = _growth_plan(streams)
-                field.round(plan, number)
-                result = field.results["gateway"][-1]
+                compared.round(plan, number)
+                result = compared.results["gateway"][-1]
                 assert plan.window is not None
                 events, seconds = result["events_in_window"], plan.window[1] - plan.window[0]
                 spent[streams].append(result["window_cpu_seconds"] / max(1, events) * 1e6)
@@ -125,8 +140,8 @@ def growth(rounds: int) -> Outcome:
         f"<= {GROWTH_FACTOR}",
     )
     del outcome.figures["gateway"]
-    report_books(outcome, field.results["gateway"])
-    report_others(outcome, field.results["gateway"])
+    report_books(outcome, compared.results["gateway"])
+    report_others(outcome, compared.results["gateway"])
     return outcome
 
 
@@ -147,46 +162,50 @@ def _growth_plan(streams: int) -> Plan:
 
 
 def overload(rounds: int) -> Outcome:
-    """Twice the events that one core carries: writes get larger, and nothing piles up."""
-    outcome = Outcome("overload", f"twice what one core carries, 500 streams for 8 s; {rounds} rounds")
-    streams = 500
-    trial = Plan(url="", name="trial", streams=streams, requests=streams, tokens=100, tps=30, ramp_seconds=1)
+    """More events than one core carries one at a time: writes get larger, and nothing piles up."""
+    outcome = Outcome(
+        "overload", f"500 streams, {OVERLOAD_FACTORS} times what one core carries; {rounds} rounds"
+    )
+    trial = Plan(url="", name="trial", streams=500, requests=500, tokens=80, tps=10, ramp_seconds=2)
+    trial = replace(trial, window=TRIAL_WINDOW)
 
     def join(result: Result, stats: Result) -> None:
         result["drained_ms"] = percentiles(drained_ms(result, stats))
-        result["made"] = stats["tokens"]
 
-    with on_the_field(outcome, streams) as field:
-        field.targets = [field.gateway]
-        field.round(trial, 0)
-        [trial_result] = field.results.pop("gateway")
-        cost = costs([trial_result], "events")[0]
-        tps = round(2e6 / cost / streams)
-        plan = replace(trial, name="overload", tps=tps, tokens=8 * tps)
-        for number in range(rounds):
-            field.round(plan, number, join, Look(memory_every=0.25))
-    got = field.results["gateway"]
-    outcome.add("CPU per event before, and the rate that makes", f"{cost:.1f} us, {1e6 / cost:,.0f}/s")
-    _report_overload(outcome, got, tps * streams)
-    report_streams(outcome, field.results)
+    found: dict[int, list[Result]] = {}
+    with comparison(outcome, trial.streams) as compared:
+        compared.targets = [compared.gateway]
+        compared.round(trial, 0)
+        [alone] = compared.results.pop("gateway")
+        cost = alone["window_cpu_seconds"] / alone["events_in_window"]
+        outcome.add("CPU per event alone, and the rate that makes", f"{cost * 1e6:.1f} us, {1 / cost:,.0f}/s")
+        for factor in OVERLOAD_FACTORS:
+            tps = round(factor / cost / trial.streams)
+            plan = replace(trial, name="overload", tps=tps, tokens=9 * tps, window=OVERLOAD_WINDOW)
+            for number in range(rounds):
+                compared.round(plan, number, join, Look(memory_every=0.25))
+            found[factor] = compared.results.pop("gateway")
+            _report_overload(outcome, found[factor], factor, tps * trial.streams)
+    outcome.figures = {"us_per_event_alone": cost * 1e6, "by_factor": found}
+    report_streams(outcome, {"gateway": [result for results in found.values() for result in results]})
     return outcome
 
 
-def _report_overload(outcome: Outcome, got: Sequence[Result], asked: float) -> None:
+def _report_overload(outcome: Outcome, got: Sequence[Result], factor: int, asked: float) -> None:
     def middle(key: str, per: str) -> float:
         return float(statistics.median(result[key] / max(1, result[per]) for result in got))
 
-    made = f"{asked:,.0f} / {middle('made', 'seconds'):,.0f} / {middle('events', 'seconds'):,.0f}"
-    outcome.add("events/s asked for / made by the engine / delivered", made)
-    outcome.add(
-        "events / bytes per read at the client",
-        f"{middle('events', 'reads'):.2f} / {middle('bytes', 'reads'):.0f}",
-    )
-    outcome.add("CPU per event", f"{statistics.median(costs(got, 'events')):.1f} us")
+    seconds = OVERLOAD_WINDOW[1] - OVERLOAD_WINDOW[0]
+    rate = statistics.median(result["events_in_window"] for result in got) / seconds
+    outcome.add(f"x{factor}: events/s asked for / delivered", f"{asked:,.0f} / {rate:,.0f}")
+    cores = statistics.median(result["window_cpu_seconds"] for result in got) / seconds
+    outcome.add(f"x{factor}: cores used, CPU per event", f"{cores:.2f}, {cores / rate * 1e6:.1f} us")
+    each = f"{middle('events', 'reads'):.2f} / {middle('bytes', 'reads'):.0f}"
+    outcome.add(f"x{factor}: events / bytes per read at the client", each)
     lag = [result["drained_ms"] for result in got]
     worst = max(of["max"] or 0.0 for of in lag)
-    text = " ".join(spread(of, "p50", "p99", "max") for of in lag)
-    outcome.add("engine's last write to client's last event, p50 / p99 / max ms", text)
-    outcome.add(f"drained within {DRAIN_MS / 1e3:.0f} s of the end", "yes" if worst <= DRAIN_MS else "no")
+    text = " ".join(spread(of, "p50", "p99", "max") for of in lag) + (" (LATE)" if worst > DRAIN_MS else "")
+    outcome.add(f"x{factor}: engine's last write to client's last event, p50 / p99 / max ms", text)
+    outcome.add(f"x{factor}: between events, p99 ms", ms(statistics.median(r["gap_ms"]["p99"] for r in got)))
     gained = max(result["pss_peak"] - result["pss_before"] for result in got)
-    outcome.add("peak PSS above idle, MiB", ms(gained / MIB))
+    outcome.add(f"x{factor}: peak PSS above what it was before, MiB", ms(gained / MIB))

@@ -37,7 +37,7 @@ SCENARIOS = {
     "bulk": Scenario(rates.bulk, 3, "CPU per event, 64 streams as fast as they go"),
     "requests": Scenario(rates.requests, 3, "CPU per request, 2,000 that aren't streamed"),
     "growth": Scenario(rates.growth, 3, "CPU per event at 50, 500 and 2,000 streams"),
-    "overload": Scenario(rates.overload, 1, "twice the events that one core carries"),
+    "overload": Scenario(rates.overload, 1, "two and four times the events that one core carries"),
     "slow-readers": Scenario(holding.slow_readers, 1, "memory, 200 readers at 2 KB/s"),
     "open-streams": Scenario(holding.open_streams, 1, "memory, 1,000 streams that hardly move"),
     "article-a": Scenario(article.leaving, 1, "500 clients that leave, beside other proxies"),

@@ -66,13 +66,18 @@ class Scale:
             )
             return [10.0**decade for decade in decades]
         step = nice_step(self.high - self.low)
-        return [self.low + step * number for number in range(int((self.high - self.low) / step + 1e-9) + 1)]
+        return [self.low + step * count for count in range(int((self.high - self.low) / step + 1e-9) + 1)]
 
 
 def nice_step(span: float) -> float:
-    """1, 2 or 5 times a power of ten, so that four to ten steps make up the span."""
+    """1, 2 or 5 times a power of ten, so that at most eight steps make up the span."""
     power = 10.0 ** math.floor(math.log10(span))
-    return next(power * part for part in (0.1, 0.2, 0.5, 1.0) if span / (power * part) <= 8)
+    return next(power * part for part in (0.2, 0.5, 1.0, 2.0) if span / (power * part) <= 8)
+
+
+def number(value: float) -> str:
+    """Three digits that say something, and commas in large ones."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def across(low: float, high: float, *, log: bool = False) -> Scale:
@@ -113,7 +118,7 @@ class Picture:
         for tick in scale.ticks():
             x = scale(tick)
             self.line([(x, TOP), (x, bottom)], "grid")
-            self.text(x, bottom + 20, f"{tick:g}", "soft")
+            self.text(x, bottom + 20, number(tick), "soft")
         self.line([(LEFT, bottom), (WIDTH - RIGHT, bottom)], "soft")
         self.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 16, label)
 
@@ -121,7 +126,7 @@ class Picture:
         for tick in scale.ticks():
             y = scale(tick)
             self.line([(LEFT, y), (WIDTH - RIGHT, y)], "grid")
-            self.text(LEFT - 8, y + 4, f"{tick:g}", "soft", "end")
+            self.text(LEFT - 8, y + 4, number(tick), "soft", "end")
         self.line([(LEFT, TOP), (LEFT, HEIGHT - BOTTOM)], "soft")
         self.text(LEFT - 8, TOP - 14, label, "ink", "start")
 

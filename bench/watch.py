@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.plan import Plan
-from bench.targets import Target
+from bench.targets import BenchError, Target
 
-SOCKET_MEMORY = re.compile(r"skmem:\(r(\d+),rb\d+,t\d+,tb\d+,f(\d+),w(\d+),o\d+,bl(\d+)")
+SOCKET_MEMORY = re.compile(r"skmem:\(r(\d+),rb\d+,t\d+,tb\d+,f\d+,w(\d+),o\d+,bl(\d+)")
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,20 @@ class Look:
 NOTHING = Look()
 
 
-def socket_bytes(target: Target) -> int:
-    """What the kernel holds for a proxy's own sockets: received, queued to be sent, allocated ahead.
+def socket_bytes(listing: str) -> int:
+    """The sum over what `ss -m` lists."""
+    return sum(sum(map(int, match.groups())) for match in SOCKET_MEMORY.finditer(listing))
 
+
+def own_socket_bytes(target: Target) -> int:
+    """What the kernel holds for a proxy's own sockets: received, queued to be sent, in the backlog.
+
+    What is allocated ahead (f) is left out: less than a page a socket, and shown as 4 GiB when it is below 0.
     The proxy's are the sockets bound to its port (towards the clients) and those connected to the engine's.
     """
     wanted = f"( sport = :{target.port} or dport = :{target.engine.port} )"
     listing = subprocess.run(["ss", "-tmnH", wanted], capture_output=True, text=True, check=True, timeout=20)
-    return sum(sum(map(int, match.groups())) for match in SOCKET_MEMORY.finditer(listing.stdout))
+    return socket_bytes(listing.stdout)
 
 
 class Watch:
@@ -65,12 +71,14 @@ class Watch:
         for thread in self.threads:
             thread.join()
 
-    def seen(self) -> dict[str, float | None]:
+    def seen(self) -> dict[str, float]:
         """Peaks in bytes, and the window's CPU seconds; only what was looked for."""
-        found: dict[str, float | None] = {f"{name}_peak": peak for name, peak in self.peaks.items()}
+        found: dict[str, float] = {f"{name}_peak": peak for name, peak in self.peaks.items()}
         if "pss" in self.peaks:
             found["pss_before"] = self.pss_before
-        if self.window:
+        if self.target.tree and self.window:
+            if self.cpu_seconds is None:
+                raise BenchError("the load ended before its window did")
             found["window_cpu_seconds"] = self.cpu_seconds
         return found
 
@@ -78,7 +86,7 @@ class Watch:
         return self.target.tree.memory().pss if self.target.tree else 0
 
     def _sockets(self) -> int:
-        return socket_bytes(self.target)
+        return own_socket_bytes(self.target)
 
     def _repeat(self, name: str, every: float, read: Callable[[], int]) -> None:
         self.peaks[name] = 0

@@ -3,6 +3,7 @@
 #   setup base          the gateway
 #   setup demo          and the real engine with its model
 #   setup dev           and what the tests and checks need
+#   setup bench         the gateway, a faster loop for the bench's own processes, and the proxies it compares with
 #
 # Afterwards $VENV holds what was asked for. A stamp in it says for which constraints.txt and pyproject.toml that is true, so
 # the second time costs nothing and needs no network; an environment whose last installation broke off is made anew.
@@ -150,6 +151,11 @@ install_group() { # GROUP
             is_set_up base || install_group base
             check_space 500
             step "Installing the engine, llama.cpp (34 MB to download), its model, SmolLM2-135M-Instruct (93 MB), and the openai client"
+            ;;
+        bench)
+            is_set_up base || install_group base
+            check_space 200
+            step "Installing the bench's loop and the proxies it compares with (about 10 MB to download)"
             ;;
         dev)
             is_set_up base || install_group base
