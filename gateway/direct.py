@@ -23,6 +23,10 @@ from gateway.reply import Reply
 READ_BYTES = 64 * 1024
 """One read takes all there is up to this: under load reads get larger, not more."""
 
+_BUFFER = memoryview(bytearray(READ_BYTES))
+"""What every read goes to: the parser copies what it keeps. (A buffer for each read, shrunk to
+what came, would leave the heap full of holes too small for the next.)"""
+
 KEEPALIVE_SECONDS = 4.0
 """Idle connections are let go before engines close them: uvicorn and llama.cpp do after 5 s."""
 
@@ -178,7 +182,7 @@ class _Connection:
     def feed_now(self) -> None:
         """Read once, if there is something, and parse what came."""
         try:
-            data = self._raw.recv(READ_BYTES)
+            size = self._raw.recv_into(_BUFFER)
         except BlockingIOError:
             return
         except OSError as error:
@@ -186,7 +190,7 @@ class _Connection:
                 raise httpx.ReadError(str(error)) from None
             self.reply.fail(str(error))
             return
-        self.reply.feed(data)
+        self.reply.feed(_BUFFER[:size])
 
 
 class Body(httpx.AsyncByteStream):

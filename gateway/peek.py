@@ -31,7 +31,8 @@ _MOST_FIELDS = 1024
 
 _MOST_SEQUENCES = 4096
 
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_SURROGATES = re.compile(rb"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F]..")
+"""Both halves of a character beyond the first 65,536 (the group), or one alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def _split(body: bytes) -> list[tuple[str, msgspec.Raw]]:
             fields = msgspec.json.decode(body, type=dict[_Name, msgspec.Raw], dec_hook=name)
         except (msgspec.DecodeError, UnicodeDecodeError):
             # JavaScript writes half an emoji as a lone surrogate, and most decoders take it.
-            looked_at = _SURROGATE.sub(rb"\\ufffd", body)
+            looked_at = _SURROGATES.sub(lambda found: found[1] or rb"\ufffd", body)
             if looked_at == body:
                 raise
             left = iter(range(_MOST_FIELDS))

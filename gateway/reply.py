@@ -48,8 +48,8 @@ class Reply:
         """Forget the parser, which knows this reply too: no cycle is to be left to the collector."""
         self._parser = None
 
-    def feed(self, data: bytes) -> None:
-        """Take what one read of the connection brought; ``b""`` is its end."""
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take what one read of the connection brought; nothing is its end."""
         if not data:
             self._end_of_file()
             return

@@ -1,7 +1,7 @@
 """What stands between an engine and its reader: bytes, bounded.
 
 The reader of the engine puts, the writer to the client gets; each is one task. The
-writer takes everything there is in one go, so a slow moment turns into a larger
+writer takes everything there is in one go (up to 64 KiB), so a slow moment turns into a larger
 write and not into a backlog. When the spool is full the reader waits, stops
 reading, and the engine feels it.
 
@@ -11,11 +11,15 @@ that was put before it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import trio
 
 from gateway.errors import GatewayError
+
+
+_AT_ONCE_BYTES = 64 * 1024
 
 
 class Spool:
@@ -40,7 +44,7 @@ class Spool:
         """What the outlet began to send: it goes before everything else, as it is."""
         self._waiting = False
         self._taken = 0
-        self._pieces: list[bytes] = []
+        self._pieces: deque[bytes] = deque()
         self._getter = trio.lowlevel.ParkingLot()
         self._putter = trio.lowlevel.ParkingLot()
 
@@ -89,7 +93,10 @@ class Spool:
             self._getter.unpark()
 
     async def get(self) -> bytes:
-        """Wait for bytes and return all there are; ``b""`` when the response has ended.
+        """Wait for bytes and return all there are, ``b""`` when the response has ended.
+
+        Of more than ``_AT_ONCE_BYTES`` it returns a part: joining it would only cost, for as long
+        as a slow client takes, twice the memory.
 
         To come for more is to say that what was taken before is written. If there is a
         :attr:`rest` it returns ``b""`` at once: the rest is to be taken first.
@@ -103,8 +110,14 @@ class Spool:
                 self._waiting = False
         if self.rest or not self._pieces:
             return b""
-        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces.clear()
+        pieces = self._pieces
+        data = pieces.popleft()
+        if pieces and len(data) < _AT_ONCE_BYTES:
+            several, size = [data], len(data)
+            while pieces and size + len(pieces[0]) <= _AT_ONCE_BYTES:
+                several.append(pieces.popleft())
+                size += len(several[-1])
+            data = b"".join(several)
         self._taken = len(data)
         return data
 

@@ -116,6 +116,13 @@ def test_any_bytes_are_read_or_refused(body: bytes) -> None:
     look(body)
 
 
+@given(st.lists(st.sampled_from([r"\ud83d", r"\ude00", r"\uDFFF", "x", r"\u00e9"]), max_size=6).map("".join))
+def test_whole_emoji_are_read_as_they_are_and_halves_as_replacements(name: str) -> None:
+    body = f'{{"model":"{name}"}}'.encode()
+    meant = json.loads(body)["model"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert peek(body, path=PATH).model == meant
+
+
 @PLAIN
 @given(bodies(), st.data())
 def test_a_damaged_body_is_read_or_refused(body: bytes, data: st.DataObject) -> None:
@@ -123,5 +130,8 @@ def test_a_damaged_body_is_read_or_refused(body: bytes, data: st.DataObject) -> 
     until = data.draw(st.integers(at, len(body)))
     damaged = body[:at] + data.draw(st.binary(max_size=3)) + body[until:]
     seen = look(damaged)
-    # What a skipped string holds isn't looked at, and needn't be UTF-8.
-    assert seen is None or seen.model == json.loads(damaged.decode(errors="replace")).get("model")
+    if seen is not None:
+        # What a skipped string holds isn't looked at, and needn't be UTF-8.
+        model = json.loads(damaged.decode(errors="replace")).get("model")
+        # Half an emoji is read as a replacement character.
+        assert seen.model == (model and model.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
