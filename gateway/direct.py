@@ -151,7 +151,10 @@ class _Connection:
             while pieces:
                 rest = memoryview(pieces.pop(0))
                 while rest:
-                    rest = rest[await self._socket.send(rest) :]
+                    try:
+                        rest = rest[self._raw.send(rest) :]
+                    except BlockingIOError:
+                        await trio.lowlevel.wait_writable(self._raw)
         except OSError as error:
             # An engine may answer early and close; its answer counts then.
             if not await self._answer_is_there():

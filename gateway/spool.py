@@ -18,7 +18,6 @@ import trio
 
 from gateway.errors import GatewayError
 
-
 _AT_ONCE_BYTES = 64 * 1024
 
 

@@ -18,10 +18,8 @@ import trio
 from gateway.server.stall import SLOWEST_BYTES_PER_SECOND
 
 _MERGED = 17
-_MARGIN = 3
-"""The slowest reader makes its progress known so many times in ``stall_seconds``, or nearly."""
 
-QUICK_BYTES = 256 * 1024
+QUICK_BYTES = 160 * 1024
 """A reader that has taken so much is quick: more than a client's kernel takes in at first, of
 which its reader knows nothing."""
 
@@ -35,10 +33,14 @@ _MOST_AT_ONCE = 256 * 1024
 def grain(stall_seconds: float) -> int:
     """Return the size of the pieces in bytes; 0 (no limit) without a stall clock.
 
+    The slowest reader is through with a buffer of them in half of ``stall_seconds`` and a second
+    less: kernels aren't even.
+
     >>> grain(5.0), grain(30.0)
-    (200, 1204)
+    (180, 1686)
     """
-    return int(SLOWEST_BYTES_PER_SECOND * stall_seconds / (_MERGED * _MARGIN))
+    seconds = max(stall_seconds / 2 - 1, stall_seconds / 4)
+    return int(SLOWEST_BYTES_PER_SECOND * seconds / _MERGED)
 
 
 class ClientStream(trio.abc.HalfCloseableStream):

@@ -50,20 +50,20 @@ def recorded(stream: ClientStream, room: int = 1 << 40) -> Recording:
 
 def test_the_pieces_follow_the_stall_clock() -> None:
     assert grain(0.0) == 0
-    assert grain(5.0) == 200
-    assert grain(30.0) == 1204
+    assert grain(5.0) == 180
+    assert grain(30.0) == 1686
 
 
 async def test_whoever_is_new_is_sent_small_pieces(pair: tuple[socket.socket, socket.socket]) -> None:
     stream = stream_on(pair[0])
     socket_ = recorded(stream)
     assert stream.send_now(b"x" * 3000) == 3000
-    assert socket_.pieces == [(1204, socket.MSG_EOR), (1204, socket.MSG_EOR), (592, socket.MSG_EOR)]
+    assert socket_.pieces == [(1686, socket.MSG_EOR), (1314, socket.MSG_EOR)]
 
 
 @pytest.mark.parametrize(
     ("seconds", "pieces"),
-    [(0.0, [(2000, 0)]), (0.9, [(2000, 0)]), (1.1, [(1204, socket.MSG_EOR), (796, socket.MSG_EOR)])],
+    [(0.0, [(2000, 0)]), (0.9, [(2000, 0)]), (1.1, [(1686, socket.MSG_EOR), (314, socket.MSG_EOR)])],
 )
 async def test_whoever_has_taken_much_is_quick_for_a_moment(
     pair: tuple[socket.socket, socket.socket],
