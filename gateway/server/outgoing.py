@@ -19,7 +19,7 @@ from gateway.server.stall import SLOWEST_BYTES_PER_SECOND
 
 _MERGED = 17
 
-QUICK_BYTES = 160 * 1024
+QUICK_BYTES = 256 * 1024
 """A reader that has taken so much is quick: more than a client's kernel takes in at first, of
 which its reader knows nothing."""
 
