@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable
+from contextlib import suppress
 
 import outcome
 import trio
@@ -67,4 +68,5 @@ class Arrivals:
 
     def _forget(self, descriptor: int) -> None:
         del self._steps[descriptor]
-        self._epoll.unregister(descriptor)
+        with suppress(OSError):  # Of a socket that was closed in spite of all the kernel knows nothing more.
+            self._epoll.unregister(descriptor)

@@ -119,6 +119,23 @@ async def test_a_cancelled_sleeper_is_served_no_more(
         assert got == [b"late"]
 
 
+async def test_a_socket_closed_under_its_sleeper_harms_nobody(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    (closed, _), (good, to_good) = pairs[:2]
+    got: list[bytes] = []
+    async with running() as (arrivals, nursery):
+        nursery.start_soon(arrivals.until, good.fileno(), reading(good, got))
+        async with trio.open_nursery() as inner:
+            inner.start_soon(arrivals.until, closed.fileno(), lambda: True)
+            await wait_all_tasks_blocked()
+            closed.close()
+            inner.cancel_scope.cancel()
+        to_good.send(b"x")
+        await wait_all_tasks_blocked()
+        assert got == [b"x"]
+
+
 async def test_whoever_is_cancelled_in_the_same_turn_is_not_served(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
