@@ -13,9 +13,9 @@ class StallClock:
     """Says when a client has stalled: it took nothing for ``seconds`` although a write is stuck.
 
     A kernel makes a slow reader's progress known in uneven steps (see
-    :mod:`gateway.server.outgoing`). So who has taken something after a pause, and again after
-    another, is given twice the time from then on. (Once isn't enough: a kernel whose buffer is
-    full can take a little more when it is asked again, though nobody reads.) 0 ``seconds`` is off.
+    :mod:`gateway.server.outgoing`). So who has taken something after a pause is given half as
+    much time again, and after another pause twice the time. (Once may have been the kernel alone:
+    its buffer full, it can take a little more when it is asked again.) 0 ``seconds`` is off.
     """
 
     def __init__(self, seconds: float, now: float) -> None:
@@ -34,7 +34,7 @@ class StallClock:
         """Look: whether a write is stuck, and how many bytes the client's TCP has acknowledged."""
         pause = now - self._since
         if stuck and taken == self._taken:
-            return 0 < self._seconds * (2 if self._late > 1 else 1) <= pause
+            return 0 < self._seconds * min(2.0, 1 + self._late / 2) <= pause
         self._late = self._late + (pause > PAUSE_SECONDS) if stuck else 0
         self._taken, self._since = taken, now
         return False
