@@ -31,7 +31,10 @@ _MOST_FIELDS = 1024
 
 _MOST_SEQUENCES = 4096
 
-_SURROGATES = re.compile(rb"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F]..")
+_HEX = rb"[0-9a-fA-F]"
+_SURROGATES = re.compile(
+    rb"(\\u[dD][89abAB]%b{2}\\u[dD][c-fC-F]%b{2})|\\u[dD][89a-fA-F]%b{2}" % (_HEX, _HEX, _HEX)
+)
 """Both halves of a character beyond the first 65,536 (the group), or one alone."""
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -129,8 +129,10 @@ class HttpxTransport:
             extensions={"timeout": self._timeout, "trace": trace.event, "target": call.target},
         )
         del call  # It holds the body, and this frame lives as long as the answer.
-        with _translated(trace):
+        try:
             response = await transport.handle_async_request(request)
+        except httpx.TransportError as error:
+            raise _translated(error, trace) from None
         answer = _HttpxAnswer(response, trace)
         del request, response  # Some kilobytes that nobody needs for as long as the answer lasts.
         try:
@@ -171,16 +173,20 @@ class _HttpxAnswer:
         trace.answered = True
 
     async def receive(self) -> bytes:
-        with _translated(self._trace):
+        try:
             async for data in self._body:
                 if data:
                     return data
+        except httpx.TransportError as error:
+            raise _translated(error, self._trace) from None
         return b""
 
     async def relay(self, take: Callable[[bytes], bool]) -> bool:
         if isinstance(self._stream, Body):
-            with _translated(self._trace):
+            try:
                 return await self._stream.relay(take)
+            except httpx.TransportError as error:
+                raise _translated(error, self._trace) from None
         return await relay_each(self, take)
 
     async def aclose(self) -> None:
@@ -215,19 +221,14 @@ class _Trace:
             self._when_connected()
 
 
-@contextmanager
-def _translated(trace: _Trace) -> Iterator[None]:
-    try:
-        yield
-    except httpx.ConnectTimeout:
-        raise EngineError(Code.NO_ENGINE, "The engine didn't take the connection in time.") from None
-    except httpx.LocalProtocolError as error:
+def _translated(error: httpx.TransportError, trace: _Trace) -> GatewayError:
+    if isinstance(error, httpx.ConnectTimeout):
+        return EngineError(Code.NO_ENGINE, "The engine didn't take the connection in time.")
+    if isinstance(error, httpx.LocalProtocolError):
         # A field or target that another server let through (HTTP/2 allows more) can't be said in HTTP/1.1.
-        raise GatewayError(
-            Code.INVALID_REQUEST, f"The request's head can't be passed on to an engine: {error}."
-        ) from None
-    except httpx.TransportError as error:
-        raise _engine_error(error, trace) from None
+        what = f"The request's head can't be passed on to an engine: {error}."
+        return GatewayError(Code.INVALID_REQUEST, what)
+    return _engine_error(error, trace)
 
 
 def _engine_error(error: httpx.TransportError, trace: _Trace) -> EngineError:

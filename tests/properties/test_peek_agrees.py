@@ -123,6 +123,13 @@ def test_whole_emoji_are_read_as_they_are_and_halves_as_replacements(name: str) 
     assert peek(body, path=PATH).model == meant
 
 
+@pytest.mark.parametrize("cut", range(2, 6))
+def test_an_escape_that_is_cut_short_is_no_half_of_an_emoji(cut: int) -> None:
+    escape = rb"\ud800\udc00"
+    assert look(b'{"model":"' + escape[:cut] + escape[6:] + b'"}') is None
+    assert look(b'{"model":"' + escape[:6] + escape[6 : 6 + cut] + b'"}') is None
+
+
 @PLAIN
 @given(bodies(), st.data())
 def test_a_damaged_body_is_read_or_refused(body: bytes, data: st.DataObject) -> None:
