@@ -26,6 +26,7 @@ which its reader knows nothing."""
 QUICK_BYTES_PER_SECOND = 64 * 1024
 """What is taken at a lower pace doesn't count: kernels enlarge their buffers for slow readers too."""
 
+_MOST_READ_BYTES = 64 * 1024
 _MOST_AT_ONCE = 256 * 1024
 """Bytes that are written before others get their turn."""
 
@@ -44,11 +45,14 @@ def grain(stall_seconds: float) -> int:
 
 
 class ClientStream(trio.abc.HalfCloseableStream):
-    """The stream of an accepted connection: Trio's own but for the writing."""
+    """The stream of an accepted connection, as Trio's own but for the writing.
+
+    (And without the context manager in which Trio translates errors: on Python 3.13 a client's
+    reset would leave a cycle with its connection in it.)
+    """
 
     def __init__(self, sock: trio.socket.SocketType, *, stall_seconds: float) -> None:
         self.socket = sock
-        self._stream = trio.SocketStream(sock)
         self._raw: socket.socket = sock._sock  # type: ignore[attr-defined]  # for writes without Trio's layers
         self._grain = grain(stall_seconds) if sock.family != socket.AF_UNIX else 0
         self._taken = 0.0
@@ -96,22 +100,33 @@ class ClientStream(trio.abc.HalfCloseableStream):
                     else:
                         await trio.lowlevel.wait_writable(self._raw)
             except OSError as error:
-                if self._raw.fileno() < 0:
-                    raise trio.ClosedResourceError("this socket was already closed") from None
-                raise trio.BrokenResourceError(f"socket connection broken: {error}") from error
+                raise self._failure(error) from error
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Read what is there; see Trio's."""
-        return await self._stream.receive_some(max_bytes)
+        """Read what is there; ``b""`` at the end. Raises as :meth:`send_all` does."""
+        try:
+            return await self.socket.recv(max_bytes or _MOST_READ_BYTES)
+        except OSError as error:
+            raise self._failure(error) from error
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Wait until there is room; see Trio's."""
-        await self._stream.wait_send_all_might_not_block()
+        """Wait until there is room."""
+        await trio.lowlevel.wait_writable(self._raw)
 
     async def send_eof(self) -> None:
-        """Say that nothing more comes; see Trio's."""
-        await self._stream.send_eof()
+        """Say that nothing more comes. Raises as :meth:`send_all` does."""
+        await trio.lowlevel.checkpoint()
+        try:
+            self._raw.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            raise self._failure(error) from error
 
     async def aclose(self) -> None:
         """Close."""
-        await self._stream.aclose()
+        self.socket.close()
+        await trio.lowlevel.checkpoint()
+
+    def _failure(self, error: OSError) -> Exception:
+        if self._raw.fileno() < 0:
+            return trio.ClosedResourceError("this socket was already closed")
+        return trio.BrokenResourceError(f"socket connection broken: {error}")
