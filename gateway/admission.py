@@ -116,7 +116,7 @@ class Admission:
         try:
             with trio.move_on_at(ticket.deadline):
                 await ticket.called.wait()
-        except BaseException:
+        except trio.Cancelled:
             # The client has left. A slot granted in the same tick passes on.
             if ticket.seat is not None:
                 self._give_back(*ticket.seat)

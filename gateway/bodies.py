@@ -35,7 +35,7 @@ class BodyBudget:
         share.waiting[me] = (size, turn)
         try:
             await turn.wait()
-        except BaseException:
+        except trio.Cancelled:
             if share.waiting.pop(me, None) is None:
                 self.give_back(size, whole=whole)
             else:

@@ -68,9 +68,9 @@ class DirectTransport(httpx.AsyncBaseTransport):
         try:
             await connection.send(pieces)
             await connection.head()
-        except BaseException:
-            connection.close()
-            raise
+        finally:
+            if not connection.reply.head_complete:
+                connection.close()
         reply = connection.reply
         return httpx.Response(
             reply.status, headers=reply.headers, stream=Body(self, connection), request=request

@@ -8,6 +8,7 @@ import socket
 import ssl
 import stat
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import trio
@@ -105,28 +106,25 @@ def _bind_tcp(address: str, scheme: str) -> Listener:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
+    with ExitStack() as undo:
+        listening = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listening.bind((host, int(port)))
-        return _listening(listening, False, scheme)
-    except BaseException:
-        listening.close()
-        raise
+        listener = _listening(listening, False, scheme)
+        undo.pop_all()
+    return listener
 
 
 def _bind_unix(path: str) -> socket.socket:
     _remove_stale(path)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with ExitStack() as undo:
+        listening = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listening.bind(path)
         listening.listen(BACKLOG)
         listening.setblocking(False)
-    except BaseException:
-        listening.close()
-        raise
+        undo.pop_all()
     return listening
 
 
