@@ -27,10 +27,9 @@ class BodyBudget:
 
     async def take(self, size: int, *, whole: int) -> None:
         """Wait until ``size`` more bytes of a body of ``whole`` bytes fit, and hold them."""
-        share = self._share(whole)
-        if not share.waiting and self._fits(share, size):
-            self._hold(share, size)
+        if self.take_now(size, whole=whole):
             return
+        share = self._share(whole)
         me, turn = object(), trio.Event()
         share.waiting[me] = (size, turn)
         try:
@@ -41,6 +40,14 @@ class BodyBudget:
             else:
                 self._call()
             raise
+
+    def take_now(self, size: int, *, whole: int) -> bool:
+        """Hold ``size`` more bytes of a body of ``whole`` bytes if they fit; say whether they did."""
+        share = self._share(whole)
+        if share.waiting or not self._fits(share, size):
+            return False
+        self._hold(share, size)
+        return True
 
     def give_back(self, size: int, *, whole: int) -> None:
         """Let go of ``size`` bytes of a body of ``whole`` bytes."""

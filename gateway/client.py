@@ -50,6 +50,8 @@ class ServerStream(Protocol):
     """Waits until the socket has taken what was sent."""
     wants_body: Callable[[], None]
     """Says that the body is wanted: a client that waits for ``100 Continue`` gets it."""
+    receive_now: Callable[[], Any]
+    """Returns the next message if there is one; None if ``receive`` would wait."""
 
 
 class AsgiClient:
@@ -78,6 +80,7 @@ class AsgiClient:
         self._reserved = self._whole = 0
         self._without_room = False
         self._complete = trio.Event()
+        self._watched = False
         self._wanted = True
         self._refusal: GatewayError | None = None
         declared = find(headers, b"content-length")
@@ -87,6 +90,7 @@ class AsgiClient:
 
     async def watch(self, request: Request) -> None:
         """Take in the body, then wait for the client to leave and tell ``request``."""
+        self._watched = True
         try:
             while True:
                 if self._wanted and not self._complete.is_set():
@@ -95,8 +99,7 @@ class AsgiClient:
                 if message["type"] == "http.disconnect":
                     request.client_left()
                     return
-                if self._wanted:
-                    self._take(message.get("body", b""), message.get("more_body", False))
+                self._take(message)
         finally:
             self.drop_body()
 
@@ -109,8 +112,11 @@ class AsgiClient:
         if self._refusal is None:
             if self._stream is not None:
                 self._stream.wants_body()
-            with trio.move_on_after(self._limits.body_seconds):
-                await self._complete.wait()
+                if not self._watched:
+                    self._take_what_is_there(self._stream)
+            if not self._complete.is_set():
+                with trio.move_on_after(self._limits.body_seconds):
+                    await self._complete.wait()
         if self._refusal is not None:
             raise self._refusal
         if not self._complete.is_set():
@@ -166,14 +172,37 @@ class AsgiClient:
         """End the response well."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _reserve(self) -> None:
-        """Have room for what may come. A body of undeclared length counts as small until it isn't."""
+    def _take_what_is_there(self, stream: ServerStream) -> None:
+        """Take a body that has come together with its head: no turn of the loop need pass for it.
+
+        It stops at the body's end: that the client has left is for :meth:`watch` to see.
+        """
+        while self._wanted and not self._complete.is_set() and self._reserve_now():
+            message = stream.receive_now()
+            if message is None:
+                return
+            self._take(message)
+
+    def _needed(self) -> int:
+        """Return the room for what may come. A body of undeclared length counts as small until it isn't."""
         if self._declared is not None:
-            whole = self._declared
-        else:
-            whole = SMALL_BYTES if self._size < SMALL_BYTES else self._limits.max_body_bytes
+            return self._declared
+        return SMALL_BYTES if self._size < SMALL_BYTES else self._limits.max_body_bytes
+
+    def _reserve_now(self) -> bool:
+        """Have that room if it can be had at once."""
+        whole = self._needed()
         if whole > self._reserved:
             self._give_back(self._reserved)
+            if not self._budget.take_now(whole, whole=whole):
+                return False
+            self._reserved = self._whole = whole
+        return True
+
+    async def _reserve(self) -> None:
+        """Have that room."""
+        if not self._reserve_now():
+            whole = self._needed()
             self._without_room = True
             await self._budget.take(whole, whole=whole)
             self._without_room = False
@@ -184,7 +213,10 @@ class AsgiClient:
             self._reserved -= size
             self._budget.give_back(size, whole=self._whole)
 
-    def _take(self, piece: bytes, more: bool) -> None:
+    def _take(self, message: Any) -> None:
+        if not self._wanted:
+            return
+        piece, more = message.get("body", b""), message.get("more_body", False)
         self._size += len(piece)
         if self._size > self._limits.max_body_bytes:
             self._refuse()

@@ -11,6 +11,7 @@ import select
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from ipaddress import ip_address
 from typing import Any
 
 import httpx
@@ -50,6 +51,7 @@ class DirectTransport(httpx.AsyncBaseTransport):
         arrivals: Arrivals | None = None,
     ) -> None:
         self._address = (host, port)
+        self._numeric = _family(host)
         self._uds = uds
         self._options = socket_options
         self._reuse = reuse
@@ -105,17 +107,39 @@ class DirectTransport(httpx.AsyncBaseTransport):
     async def _connect(self, seconds: float | None) -> _Connection:
         try:
             with trio.fail_after(seconds) if seconds else trio.CancelScope():
-                if self._uds is not None:
-                    stream = await trio.open_unix_socket(self._uds)
-                else:
-                    stream = await trio.open_tcp_stream(*self._address)
+                sock = await self._socket()
         except trio.TooSlowError:
             raise httpx.ConnectTimeout("no connection in time") from None
         except OSError as error:
             raise httpx.ConnectError(str(error)) from None
-        for option in self._options:
-            stream.setsockopt(*option)
-        return _Connection(stream.socket)
+        return _Connection(sock)
+
+    async def _socket(self) -> trio.socket.SocketType:
+        if self._uds is not None:
+            return (await trio.open_unix_socket(self._uds)).socket
+        if self._numeric is None:
+            stream = await trio.open_tcp_stream(*self._address)
+            for option in self._options:
+                stream.setsockopt(*option)
+            return stream.socket
+        # There is one address and no race between several, which takes Trio some turns of its loop.
+        sock = trio.socket.socket(self._numeric, socket.SOCK_STREAM)
+        try:
+            for option in self._options:
+                sock.setsockopt(*option)
+            await sock.connect(self._address)
+        except OSError:
+            sock.close()  # A connect that is cancelled closes it itself.
+            raise
+        return sock
+
+
+def _family(host: str) -> socket.AddressFamily | None:
+    """Return the family of an address in numbers, None for a name."""
+    try:
+        return socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:
+        return None
 
 
 class _Connection:

@@ -34,6 +34,8 @@ class Stream:
         self.wanted = 0
         self.abort: Callable[[], None] = self._abort
         self.wants_body: Callable[[], None] = self._wants_body
+        self.there: list[Any] = []
+        self.receive_now: Callable[[], Any] = lambda: self.there.pop(0) if self.there else None
         self.send_now: Callable[[bytes], bytes | None] = lambda _data: None
         self.settled: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self.lane: Lane | None = None
@@ -117,6 +119,35 @@ async def test_body_of_one_piece_is_not_copied() -> None:
     data = bytes(1000)
     visit.comes(piece(data), piece(b"", more=False))
     assert await visit.body() is data
+
+
+async def test_body_that_came_with_its_head_takes_no_turn() -> None:
+    stream = Stream()
+    stream.there = [piece(b"whole"), piece(b"", more=False), {"type": "http.disconnect"}]
+    visit = Visit(length=b"5", stream=stream)
+    with trio.testing.assert_no_checkpoints():
+        assert await visit.client.body() == b"whole"
+    assert visit.budget.held == 5
+    assert stream.there == [{"type": "http.disconnect"}]  # That is for the watcher to see.
+
+
+async def test_first_half_is_there_and_the_second_comes() -> None:
+    stream = Stream()
+    stream.there = [piece(b"first ")]
+    visit = Visit(length=b"12", stream=stream)
+    visit.comes(piece(b"second"), piece(b"", more=False))
+    assert await visit.body() == b"first second"
+
+
+async def test_body_that_is_there_waits_for_room() -> None:
+    budget = BodyBudget(MOST)
+    assert budget.take_now(MOST, whole=MOST)
+    stream = Stream()
+    stream.there = [piece(b"12345"), piece(b"", more=False)]
+    visit = Visit(length=b"5", stream=stream, budget=budget)
+    with trio.move_on_after(1):
+        await visit.client.body()
+    assert len(stream.there) == 2
 
 
 @pytest.mark.parametrize("length", [b"0", None])

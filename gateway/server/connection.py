@@ -27,6 +27,7 @@ from hypercorn.utils import parse_socket_addr
 from gateway.server import peer
 from gateway.server.http1 import Http1
 from gateway.server.http2 import Http2
+from gateway.server.locks import QuickLock
 from gateway.server.shared import Shared
 from gateway.server.stall import StallClock
 
@@ -49,6 +50,7 @@ class Connection(TCPServer):
     def __init__(self, shared: Shared, stream: Any) -> None:
         super().__init__(shared.app, shared.config, shared.context, LifespanState({}), stream)
         self.stream: Any = stream
+        self.send_lock: Any = QuickLock()
         self._shared = shared
         self._socket = getattr(stream, "transport_stream", stream).socket
         self._http: Any = None

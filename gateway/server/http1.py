@@ -26,6 +26,7 @@ from hypercorn.utils import suppress_body
 
 from gateway.server.heads import refusal_of
 from gateway.server.lane import Lane
+from gateway.server.locks import QuickLock
 from gateway.server.stream import Head, HttpStream
 
 MOST_BEHIND_BYTES = 64 * 1024
@@ -66,7 +67,7 @@ class Http1(H11Protocol):
         self._fault = fault
         self._gone = gone
         self._write_now = write_now
-        self._handling = trio.Lock()
+        self._handling = QuickLock()
         self._resumed = trio.Event()
         self._body_left: int | None = None
         self._closed = False

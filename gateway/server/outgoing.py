@@ -11,6 +11,7 @@ own (MSG_EOR).
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -58,6 +59,7 @@ class ClientStream(trio.abc.HalfCloseableStream):
         self._taken = 0.0
         """A bucket of the bytes taken that leaks at the pace of whoever isn't quick."""
         self._looked = trio.current_time()
+        self._new = True
 
     def send_now(self, data: Any) -> int:
         """Write what the socket takes without waiting; return how many bytes that was.
@@ -104,8 +106,17 @@ class ClientStream(trio.abc.HalfCloseableStream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Read what is there; ``b""`` at the end. Raises as :meth:`send_all` does."""
+        size = max_bytes or _MOST_READ_BYTES
         try:
-            return await self.socket.recv(max_bytes or _MOST_READ_BYTES)
+            if self._new:
+                # Its task has only begun, and a client that connects has mostly sent something.
+                self._new = False
+                with suppress(BlockingIOError):
+                    return self._raw.recv(size)
+            while True:
+                await trio.lowlevel.wait_readable(self.socket)
+                with suppress(BlockingIOError):
+                    return self._raw.recv(size)
         except OSError as error:
             raise self._failure(error) from error
 

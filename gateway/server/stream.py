@@ -54,13 +54,17 @@ class Inbox:
 
     async def get(self) -> dict[str, Any]:
         """Wait for the next message (ASGI's ``receive``)."""
-        while not (self._body or self._messages):
+        while (message := self.get_now()) is None:
             await self._arrival.park()
-        if not self._body:
-            return self._messages.popleft()
-        body, self._body = bytes(self._body), bytearray()
-        self._taken(len(body))
-        return {"type": "http.request", "body": body, "more_body": True}
+        return message
+
+    def get_now(self) -> dict[str, Any] | None:
+        """Return the next message if there is one."""
+        if self._body:
+            body, self._body = bytes(self._body), bytearray()
+            self._taken(len(body))
+            return {"type": "http.request", "body": body, "more_body": True}
+        return self._messages.popleft() if self._messages else None
 
 
 class Head(NamedTuple):
@@ -124,6 +128,10 @@ class HttpStream(HTTPStream):
     def finished(self) -> bool:
         """Whether the application has sent its response to the end."""
         return self.state is ASGIHTTPState.CLOSED
+
+    def receive_now(self) -> dict[str, Any] | None:
+        """Return the next message for the application, if there is one that needs no waiting."""
+        return self.inbox.get_now()
 
     def start(self, head: Head, fault: Callable[[BaseException], None]) -> None:
         """Start the application on a request. ``fault`` is told of an exception of it."""
