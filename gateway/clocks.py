@@ -1,6 +1,8 @@
 """How long an engine may be silent: the clocks of ``[stream]``, in one cancel scope.
 
-One scope whose deadline is moved at each read costs a fraction of a scope per read.
+One scope whose deadline is moved costs a fraction of a scope per read, and moving it costs as
+much as framing a token: between reads it is moved only when it would come too early, and then
+to a little later than it has to be.
 The first-byte and idle clocks measure the engine's silence, so they stand still while
 we don't read because the client is slow. The total clock never stands still.
 """
@@ -14,6 +16,9 @@ import trio
 from gateway.config import Stream
 from gateway.errors import Code, EngineError
 
+_SLACK = 1 / 64
+"""The idle clock may ring so much late, as a part of ``idle_seconds``; never early."""
+
 
 class EngineClock:
     """The deadline of one call of an engine. All of ``settings``' values are seconds, 0 is off."""
@@ -25,6 +30,7 @@ class EngineClock:
         self._total = settings.total_seconds or inf
         self._end = inf
         self._waiting_for = ""
+        self._idling = False
 
     def called(self) -> None:
         """The engine is being called: the total clock starts."""
@@ -37,7 +43,12 @@ class EngineClock:
 
     def next_read(self) -> None:
         """A read after the first begins."""
-        self._expect(self._idle, "")
+        if not self._idling:
+            self._idling = True
+            self._waiting_for = ""
+            self._move(self._idle)
+        elif self.scope.deadline < min(trio.current_time() + self._idle, self._end):
+            self._move(self._idle * (1 + _SLACK))
 
     def stand_still(self) -> None:
         """We don't read: only the total clock runs."""
@@ -52,5 +63,9 @@ class EngineClock:
         return EngineError(Code.ENGINE_TIMEOUT, f"The engine was too slow: {what}.")
 
     def _expect(self, seconds: float, waiting_for: str) -> None:
+        self._idling = False
         self._waiting_for = waiting_for
+        self._move(seconds)
+
+    def _move(self, seconds: float) -> None:
         self.scope.deadline = min(trio.current_time() + seconds, self._end)

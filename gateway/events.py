@@ -60,15 +60,27 @@ class SseTail(Tail):
         self._named = False
         self._line = b""
         self._newlines = b"\r\r"
+        self._plain = False
+        """Content has been seen, and we stand right behind the LF LF of an event that wasn't the last."""
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the body."""
+        if self._plain and self._whole_events(data):
+            self.events += data.count(b"\n\n")
+            return
         if self._count(data) and self._named:
             self.done = True
         window = self._line + data
         self._look(window)
         start = max(window.rfind(b"\n"), window.rfind(b"\r")) + 1
         self._line = window[start : start + _LONGEST_MARKER]
+        self._plain = self.content_seen and self._newlines == b"\n\n" and not (self._named or self.done)
+
+    def _whole_events(self, data: bytes) -> bool:
+        """Whether it is what engines mostly send: whole events, with LF alone, none of them the last."""
+        if not data.endswith(b"\n\n") or data.startswith(b"\n") or b"\r" in data or b"\n\n\n" in data:
+            return False
+        return all(hint not in data for hint in self._hints)
 
     def _look(self, window: bytes) -> None:
         if not self.content_seen and _FIELD.search(window):

@@ -61,10 +61,26 @@ async def test_between_two_reads_the_engine_may_be_idle_for_so_long(autojump_clo
         clock.next_read()
         await trio.sleep(2)
     clock.next_read()
-    assert await seconds_until_it_rings(clock) == 3
+    assert 3 <= await seconds_until_it_rings(clock) <= 3 * 65 / 64
     error = clock.ran_out()
     assert error.code is Code.ENGINE_TIMEOUT
     assert "idle_seconds (3)" in error.message
+
+
+async def test_idle_clock_that_is_read_often_is_moved_seldom(autojump_clock: MockClock) -> None:
+    clock = EngineClock(SETTINGS)
+    clock.called()
+    clock.connected()
+    deadlines = set[float]()
+    for _ in range(300):
+        clock.next_read()
+        deadlines.add(clock.scope.deadline)
+        assert trio.current_time() + 3 <= clock.scope.deadline <= trio.current_time() + 3 * 65 / 64
+        await trio.sleep(0.01)
+    assert len(deadlines) <= 300 * 0.01 / (3 / 64) + 2
+    clock.stand_still()
+    clock.next_read()
+    assert await seconds_until_it_rings(clock) == pytest.approx(3)
 
 
 async def test_it_stands_still_while_nobody_reads_but_the_total_clock_does_not(

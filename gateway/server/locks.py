@@ -14,10 +14,8 @@ class QuickLock:
 
     def __init__(self) -> None:
         self._lock = trio.Lock()
-
-    def locked(self) -> bool:
-        """Whether somebody holds it."""
-        return self._lock.locked()
+        self.locked = self._lock.locked
+        """Says whether somebody holds it."""
 
     async def __aenter__(self) -> None:
         try:
