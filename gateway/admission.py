@@ -72,17 +72,26 @@ class Admission:
         return Ticket(next(self._numbers), fitting, cost, trio.current_time() + self._queue_seconds)
 
     @asynccontextmanager
-    async def slot(self, ticket: Ticket, *, waiting: Callable[[], None]) -> AsyncIterator[Engine]:
-        """Hold a slot: enter with the engine that granted it, give it back on leaving.
+    async def slot(
+        self, ticket: Ticket, *, waiting: Callable[[], None]
+    ) -> AsyncIterator[tuple[Engine, Slot]]:
+        """Hold a slot: enter with it and the engine that granted it, give it back on leaving.
 
-        ``waiting`` is called if the request has to queue. Raises GatewayError
-        ``queue_full``, ``queue_timeout`` or ``draining``.
+        One that has been handed over meanwhile is its new owner's to give back. ``waiting`` is
+        called if the request has to queue. Raises GatewayError ``queue_full``,
+        ``queue_timeout`` or ``draining``.
         """
         engine, slot = self._at_once(ticket) or await self._in_turn(ticket, waiting)
         try:
-            yield engine
+            yield engine, slot
         finally:
-            self._give_back(engine, slot)
+            if engine.ledger.runs(slot):
+                self.give_back(engine, slot)
+
+    def give_back(self, engine: Engine, slot: Slot) -> None:
+        """Return a slot, and grant in the same step whoever can go now."""
+        engine.ledger.give_back(slot)
+        self._grant()
 
     def close(self) -> None:
         """Refuse everybody who waits and everybody who comes: the gateway is draining."""
@@ -119,7 +128,7 @@ class Admission:
         except trio.Cancelled:
             # The client has left. A slot granted in the same tick passes on.
             if ticket.seat is not None:
-                self._give_back(*ticket.seat)
+                self.give_back(*ticket.seat)
                 ticket.seat = None
             raise
         finally:
@@ -142,10 +151,6 @@ class Admission:
         if ticket in self._waiting:
             self._waiting.remove(ticket)
             self._grant()
-
-    def _give_back(self, engine: Engine, slot: Slot) -> None:
-        engine.ledger.give_back(slot)
-        self._grant()
 
     def _grant(self) -> None:
         """Grant every ticket that can go now, oldest first."""

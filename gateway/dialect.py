@@ -73,16 +73,8 @@ ROUTES = {
 MODELS_PATH = "/v1/models"
 TAGS_PATH = "/api/tags"
 
-_OPENAI_PATHS = frozenset(path for path, route in ROUTES.items() if route.api is not Api.OLLAMA)
-
-PATHS_OF_KIND: dict[str, frozenset[str]] = {
-    "vllm": _OPENAI_PATHS,
-    "sglang": _OPENAI_PATHS,
-    "llamacpp": _OPENAI_PATHS,
-    "openai": _OPENAI_PATHS,
-    "ollama": frozenset(ROUTES) - {"/v1/rerank", "/tokenize"},
-}
-"""Which routes an engine of each kind has."""
+OPENAI_PATHS = frozenset(path for path, route in ROUTES.items() if route.api is not Api.OLLAMA)
+"""The routes of engines with OpenAI's API (and Anthropic's messages)."""
 
 
 def api_of_path(path: str) -> Api:

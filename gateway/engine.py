@@ -12,16 +12,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway import config
-from gateway.dialect import PATHS_OF_KIND
 from gateway.headers import EnginePolicy
 from gateway.ledger import Ledger
+from gateway.profiles import PROFILES
 from gateway.words import RawHeaders
-
-_WITHHELD: dict[str, frozenset[bytes]] = {
-    # With this field llama.cpp keeps a stream for replay and goes on generating after
-    # its reader has left (llama.cpp PR 23226).
-    "llamacpp": frozenset({b"x-conversation-id"}),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +82,15 @@ class Engine:
         self.settings = settings
         self.name = settings.name
         self.ledger = Ledger(settings.slots)
-        self.paths = PATHS_OF_KIND[settings.kind]
+        self.as_they_are = 0
+        """Requests that went up unchanged though this kind of engine stops better if it streams."""
+        self.profile = PROFILES[settings.kind]
+        self.paths = self.profile.paths
         self.policy = EnginePolicy(
             host=host,
             api_key=settings.api_key,
             fixed=tuple((name.encode(), value.encode()) for name, value in settings.headers.items()),
-            withheld=_WITHHELD.get(settings.kind, frozenset()),
+            withheld=self.profile.withheld,
         )
         self.transport = transport
         self._prefix = prefix

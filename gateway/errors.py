@@ -105,9 +105,19 @@ class EngineError(GatewayError):
 
     ``stale`` tells the one case in which asking the same engine again is safe and
     sensible: a kept-alive connection that the engine had closed already, found out
-    before any byte of a response.
+    before any byte of a response. ``absent`` tells that nobody listens at its address:
+    its process has gone, and all its work with it.
     """
 
-    def __init__(self, code: Code, message: str, *, detail: str | None = None, stale: bool = False) -> None:
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        detail: str | None = None,
+        stale: bool = False,
+        absent: bool = False,
+    ) -> None:
         super().__init__(code, message, detail=detail)
         self.stale = stale
+        self.absent = absent

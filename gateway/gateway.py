@@ -14,8 +14,10 @@ from gateway.config import Config
 from gateway.dialect import ROUTES, Route, unknown_path
 from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
+from gateway.ghosts import Reclaim
 from gateway.headers import find
-from gateway.peek import peek
+from gateway.peek import Peek, peek
+from gateway.reclaim import Reclaimer
 from gateway.request import Request
 from gateway.requests import Requests
 
@@ -28,26 +30,41 @@ MOST_MODEL_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done for a request: its route, the engines it may go to, its cost in slots."""
+    """What is to be done for a request: its route, the engines it may go to, what its body says."""
 
     route: Route
     engines: Sequence[Engine]
-    cost: int
+    seen: Peek
+
+    @property
+    def cost(self) -> int:
+        """Its cost in slots."""
+        return self.seen.sequences
 
 
 class Gateway:
     """The state of one running gateway.
 
-    ``ended`` is called with each request after its end, once.
+    ``ended`` is called with each request after its end, once; ``reclaimed`` when it is known what
+    became of a slot whose request was cut short.
     """
 
     def __init__(
-        self, config: Config, engines: Sequence[Engine], *, ended: Callable[[Request], None]
+        self,
+        config: Config,
+        engines: Sequence[Engine],
+        *,
+        ended: Callable[[Request], None],
+        reclaimed: Callable[[Engine, Reclaim], None] = lambda *_: None,
     ) -> None:
         self.config = config
         self.engines = tuple(engines)
         self.admission = Admission(queue=config.admission.queue, queue_seconds=config.admission.queue_seconds)
         self.requests = Requests()
+        self.reclaimers = {
+            engine: Reclaimer(engine, give_back=self.admission.give_back, known=reclaimed)
+            for engine in self.engines
+        }
         self.draining = False
         self._ended = ended
         self._paths = frozenset[str]().union(*(engine.paths for engine in self.engines))
@@ -123,7 +140,7 @@ class Gateway:
             engine for engine in self.engines if route.path in engine.paths and engine.serves(seen.model)
         ]
         if engines:
-            return Plan(route, engines, seen.sequences)
+            return Plan(route, engines, seen)
         if seen.model is None:
             raise GatewayError(Code.INVALID_REQUEST, "The request must name a model.", param="model")
         raise GatewayError(

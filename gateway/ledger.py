@@ -30,10 +30,14 @@ class Statement:
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """Capacity held by one request: as many seats as it makes sequences."""
+    """Capacity held by one request: as many seats as it makes sequences.
+
+    ``at_engine``: the request has been written to the engine, which may be working on it.
+    """
 
     ledger: Ledger
     seats: tuple[object, ...] = field(repr=False)
+    at_engine: bool = False
 
     @property
     def cost(self) -> int:
@@ -47,6 +51,8 @@ class Ledger:
     def __init__(self, slots: int) -> None:
         self._limiter = trio.CapacityLimiter(slots)
         self._running: set[Slot] = set()
+        self._reclaiming: set[Slot] = set()
+        self._ghosts: set[Slot] = set()
         self._acquired = 0
         self._released = 0
 
@@ -67,7 +73,31 @@ class Ledger:
     @property
     def running(self) -> int:
         """Slots of requests that are being answered."""
-        return sum(slot.cost for slot in self._running)
+        return _seats(self._running)
+
+    @property
+    def granted(self) -> int:
+        """Slots ever granted."""
+        return self._acquired
+
+    @property
+    def at_engine(self) -> int:
+        """Slots of requests that are being answered and that the engine knows of."""
+        return sum(slot.cost for slot in self._running if slot.at_engine)
+
+    @property
+    def reclaiming(self) -> int:
+        """Slots of requests that are over, while the engine may not have stopped."""
+        return _seats(self._reclaiming)
+
+    @property
+    def ghosts(self) -> int:
+        """Slots of work that goes on past its time."""
+        return _seats(self._ghosts)
+
+    def runs(self, slot: Slot) -> bool:
+        """Whether the slot is still its request's."""
+        return slot in self._running
 
     def grant(self, cost: int) -> Slot:
         """Take ``cost`` slots at once.
@@ -83,16 +113,31 @@ class Ledger:
         self._acquired += cost
         return slot
 
-    def give_back(self, slot: Slot) -> None:
-        """Return a slot. Raises KeyError if it isn't held: nothing is returned twice."""
+    def hand_over(self, slot: Slot) -> None:
+        """Take a slot from its request for the reclaimer; it stays borrowed. Raises KeyError."""
         self._running.remove(slot)
+        self._reclaiming.add(slot)
+
+    def haunt(self, slot: Slot) -> None:
+        """Have a slot that is being reclaimed count as a ghost's. Raises KeyError."""
+        self._reclaiming.remove(slot)
+        self._ghosts.add(slot)
+
+    def give_back(self, slot: Slot) -> None:
+        """Return a slot, whatever it is. Raises KeyError if it isn't held: nothing is returned twice."""
+        for held in (self._running, self._reclaiming, self._ghosts):
+            if slot in held:
+                held.remove(slot)
+                break
+        else:
+            raise KeyError(slot)
         for seat in slot.seats:
             self._limiter.release_on_behalf_of(seat)
         self._released += slot.cost
 
     def statement(self) -> Statement:
         """Return the account, and whether both ways of keeping it agree."""
-        running, reclaiming, ghosts = self.running, 0, 0
+        running, reclaiming, ghosts = self.running, self.reclaiming, self.ghosts
         held = running + reclaiming + ghosts
         return Statement(
             slots=self.slots,
@@ -104,3 +149,7 @@ class Ledger:
             released=self._released,
             balanced=held + self.free == self.slots and self._acquired - self._released == held,
         )
+
+
+def _seats(slots: set[Slot]) -> int:
+    return sum(slot.cost for slot in slots)

@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 import trio
 
+from gateway.asking import ask
 from gateway.dialect import MODELS_PATH, TAGS_PATH
-from gateway.engine import Call, Engine
+from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
 from gateway.gateway import Gateway
-from gateway.headers import Caller, to_engine
+from gateway.profiles import Ask
 from gateway.request import Request
 from gateway.response import Response, whole
 
@@ -113,26 +114,15 @@ class Models:
 
 async def ask_models(engine: Engine) -> EngineModels:
     """Ask an engine for its own list of models."""
-    call = Call(
-        target=engine.target(MODELS_PATH.encode("ascii"), b""),
-        headers=to_engine([], engine.policy, Caller("", "http"), request_id="models", length=0),
-        body=b"",
-        fresh=True,
-        connected=lambda: None,
-        method=b"GET",
-    )
-    body = b""
     try:
-        async with engine.open(call) as answer:
-            while (data := await answer.receive()) and len(body) < _MOST_BYTES:
-                body += data
-        if answer.status != 200:
-            return EngineModels(problem=f"answers {answer.status} to GET {call.target.decode()}")
+        status, body = await ask(engine, Ask(MODELS_PATH), fresh=True, most_bytes=_MOST_BYTES)
+        if status != 200:
+            return EngineModels(problem=f"answers {status} to GET {MODELS_PATH}")
         listed = msgspec.json.decode(body, type=_List).data
     except GatewayError as error:
         return EngineModels(problem=error.detail or error.message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return EngineModels(problem=f"GET {call.target.decode()} gives no list of models")
+        return EngineModels(problem=f"GET {MODELS_PATH} gives no list of models")
     return EngineModels(tuple(model.id for model in listed[:_MOST_MODELS]))
 
 

@@ -86,7 +86,8 @@ async def infer(nursery: trio.Nursery, request: Request, client: Client, gateway
     body = await client.body()
     plan = gateway.plan(request, route, body)
     ticket = gateway.admission.ticket(plan.engines, plan.cost)
-    work = Work(nursery, request, gateway, route, ticket, body)
+    work = Work(nursery, request, gateway, route, ticket, body, plan.seen.fields)
+    del plan
     response: Response
     try:
         response = await nursery.start(read, work, False)
@@ -95,5 +96,5 @@ async def infer(nursery: trio.Nursery, request: Request, client: Client, gateway
             raise
         response = await nursery.start(read, work, True)
     client.drop_body()
-    work.body = b""
+    work.forget_body()
     return response

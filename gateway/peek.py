@@ -16,7 +16,8 @@ pass early.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
@@ -24,7 +25,20 @@ import msgspec
 
 from gateway.errors import Code, GatewayError
 
-LOOKED_AT = frozenset({"model", "stream", "n", "best_of", "prompt", "background"})
+LOOKED_AT = frozenset(
+    {
+        "model",
+        "stream",
+        "n",
+        "best_of",
+        "prompt",
+        "background",
+        "stream_options",
+        "return_progress",
+        "rid",
+    }
+)
+"""Fields that are read here, or set for an engine."""
 
 _MOST_FIELDS = 1024
 """Top-level fields of a body. The largest request of any API here has about 60."""
@@ -43,12 +57,14 @@ class Peek:
     """What the gateway needs to know of a body.
 
     ``stream`` is None where the body doesn't say; ``sequences`` is how many sequences
-    the engine will make at once for it, its cost in slots.
+    the engine will make at once for it, its cost in slots. ``fields`` are all top-level
+    fields in order: their names and their values as they stand in the body.
     """
 
     model: str | None
     stream: bool | None
     sequences: int
+    fields: Sequence[tuple[str, msgspec.Raw]] = field(default=(), compare=False)
 
 
 def peek(body: bytes, *, path: str = "") -> Peek:
@@ -58,7 +74,8 @@ def peek(body: bytes, *, path: str = "") -> Peek:
     is no object or a looked-at field is repeated, in another case, or of a wrong type.
     """
     fields: dict[str, msgspec.Raw] = {}
-    for name, raw in _split(body):
+    everything = _split(body)
+    for name, raw in everything:
         folded = name.casefold()
         if folded not in LOOKED_AT:
             continue
@@ -73,6 +90,7 @@ def peek(body: bytes, *, path: str = "") -> Peek:
         model=_value(fields, "model", str),
         stream=_value(fields, "stream", bool),
         sequences=_sequences(fields, path),
+        fields=everything,
     )
 
 

@@ -8,19 +8,23 @@ never meets the last one's connection.
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+import msgspec
 import trio
 
 from gateway.admission import Ticket
+from gateway.attempt import Attempt
 from gateway.clocks import EngineClock
 from gateway.dialect import Route, tail_for
-from gateway.engine import Answer, Call, Engine
+from gateway.engine import Answer
 from gateway.errors import Code, EngineError, GatewayError
-from gateway.events import SseTail
+from gateway.events import SseTail, Tail
 from gateway.gateway import Gateway
-from gateway.headers import list_size, to_client, to_engine
+from gateway.headers import list_size, to_client
+from gateway.intake import Intake
 from gateway.request import Request
 from gateway.response import Response
 from gateway.spool import Spool
@@ -43,7 +47,7 @@ LET_GO_SECONDS = 1.0
 
 @dataclass(slots=True)
 class Work:
-    """What the reader needs of one inference request."""
+    """What the reader needs of one inference request. ``fields`` are its body's, as they stand there."""
 
     nursery: trio.Nursery
     request: Request
@@ -51,6 +55,11 @@ class Work:
     route: Route
     ticket: Ticket
     body: bytes
+    fields: Sequence[tuple[str, msgspec.Raw]]
+
+    def forget_body(self) -> None:
+        """The request is committed: its body isn't needed any more."""
+        self.body, self.fields = b"", ()
 
 
 async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response]) -> None:
@@ -68,27 +77,25 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
     try:
         with clock.scope:
             async with AsyncExitStack() as afterwards:
-                async with work.gateway.admission.slot(work.ticket, waiting=request.queued) as engine:
+                async with work.gateway.admission.slot(work.ticket, waiting=request.queued) as (engine, slot):
                     # Who has left, or was stopped, in the same tick as it got here isn't dispatched any more.
                     await trio.lowlevel.checkpoint_if_cancelled()
                     request.dispatched(engine.name)
                     clock.called()
-                    async with AsyncExitStack() as call:
-                        answer = await call.enter_async_context(_open(work, engine, fresh, clock))
-                        commit.response = _head(request, work.route, answer, spool)
-                        if settings.heartbeat_seconds and isinstance(request.tail, SseTail):
-                            work.nursery.start_soon(commit.later, settings.heartbeat_seconds)
-                        await _relay(request, answer, spool, clock, commit)
-                        # The engine has ended. Its connection may outlive the slot for a moment.
-                        afterwards.push_async_exit(call.pop_all())
+                    with Attempt(request, work.gateway.reclaimers[engine], slot, work.fields) as attempt:
+                        async with AsyncExitStack() as call:
+                            answer = await call.enter_async_context(attempt.open(work.body, fresh, clock))
+                            intake = await _take_in(work, attempt, answer, spool, clock, commit)
+                            # The engine has ended. Its connection may outlive the slot for a moment.
+                            afterwards.push_async_exit(call.pop_all())
                 if request.tail.complete():
                     request.phase = Phase.DRAINING
                 clock.stand_still()
-                await _let_go(request, answer, spool)
+                await _let_go(request, answer, intake, spool)
         if clock.scope.cancelled_caught and not request.tail.done:
             raise request.stopped_by or clock.ran_out()
         if not request.tail.complete():
-            raise EngineError(Code.ENGINE_FAILED, "The engine's answer ended without its last event.")
+            raise _unfinished()
     except GatewayError as error:
         if not commit.done:
             raise
@@ -100,25 +107,23 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
         request.upstream_closed()
 
 
-def _open(work: Work, engine: Engine, fresh: bool, clock: EngineClock) -> AbstractAsyncContextManager[Answer]:
-    request = work.request
-
-    def connected() -> None:
-        request.phase = Phase.PREFILL
-        clock.connected()
-
-    upstream_id = request.id if request.attempts == 1 else f"{request.id}-{request.attempts}"
-    return engine.open(
-        Call(
-            target=engine.target(work.route.path.encode("ascii"), request.query),
-            headers=to_engine(
-                request.headers, engine.policy, request.caller, request_id=upstream_id, length=len(work.body)
-            ),
-            body=work.body,
-            fresh=fresh,
-            connected=connected,
-        )
-    )
+async def _take_in(
+    work: Work, attempt: Attempt, answer: Answer, spool: Spool, clock: EngineClock, commit: _Commit
+) -> Intake | None:
+    """Bring the answer into the spool until the engine has ended; return what was done to its bytes."""
+    request, seconds = work.request, work.gateway.config.stream.heartbeat_seconds
+    attempt.answered(answer)
+    commit.response = _head(request, work.route, answer, spool)
+    intake = attempt.intake() if isinstance(request.tail, SseTail) else None
+    if intake is not None and intake.gathers:
+        await _gather(request, answer, intake, clock)
+        commit.response = _gathered(request, work.route, intake, spool)
+        commit()
+        return intake
+    if seconds and isinstance(request.tail, SseTail):
+        work.nursery.start_soon(commit.later, seconds)
+    await _relay(request, answer, intake, spool, clock, commit)
+    return intake
 
 
 def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Response:
@@ -139,34 +144,87 @@ def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Respo
     return Response(answer.status, headers, spool, request.tail, route)
 
 
-async def _relay(request: Request, answer: Answer, spool: Spool, clock: EngineClock, commit: _Commit) -> None:
+async def _relay(
+    request: Request,
+    answer: Answer,
+    intake: Intake | None,
+    spool: Spool,
+    clock: EngineClock,
+    commit: _Commit,
+) -> None:
     """Bring the body into the spool until the engine has ended: its last event, or the body's end."""
 
-    def take(data: bytes) -> bool:
+    def pass_on(data: bytes) -> None:
         request.passed(data)
         spool.push(data)
+
+    def take(data: bytes) -> bool:
+        if intake is not None:
+            data = intake.sift(data)
+        if data:
+            pass_on(data)
         clock.next_read()
         return not (request.tail.done or spool.full)
 
-    data = await answer.receive()
+    more, data = await _first(answer, intake, clock)
     commit()
-    more = bool(data)
-    if more:
-        take(data)
+    if data:
+        pass_on(data)
+        clock.next_read()
     while more and not request.tail.done:
         if spool.full:
             clock.stand_still()
             await spool.room()
             clock.next_read()
         more = await answer.relay(take)
+    if intake is not None and (rest := intake.rest()):
+        pass_on(rest)
 
 
-async def _let_go(request: Request, answer: Answer, spool: Spool) -> None:
+async def _first(answer: Answer, intake: Intake | None, clock: EngineClock) -> tuple[bool, bytes]:
+    """Wait for the first bytes that are for the client; say also whether there may be more."""
+    while (data := await answer.receive()) and intake is not None:
+        if passing := intake.sift(data):
+            return True, passing
+        # The response isn't committed yet, but the engine isn't silent.
+        clock.next_read()
+    return bool(data), data
+
+
+async def _gather(request: Request, answer: Answer, intake: Intake, clock: EngineClock) -> None:
+    """Listen to a stream until its answer is whole. Raises EngineError if it doesn't become so."""
+    while not intake.whole:
+        data = await answer.receive()
+        if not data:
+            raise _unfinished()
+        clock.next_read()
+        if passing := intake.sift(data):
+            request.phase = Phase.STREAMING
+            request.tail.feed(passing)
+            intake.gather(passing)
+
+
+def _gathered(request: Request, route: Route, intake: Intake, spool: Spool) -> Response:
+    """Make the whole answer of one that was streamed to us."""
+    status, body = intake.answer()
+    request.tail = Tail()
+    request.passed(body)
+    spool.push(body)
+    headers = [
+        (b"Content-Type", b"application/json; charset=utf-8"),
+        (b"Content-Length", b"%d" % len(body)),
+        (b"X-Request-Id", (request.caller_id or request.id).encode("ascii")),
+    ]
+    return Response(status, headers, spool, request.tail, route)
+
+
+async def _let_go(request: Request, answer: Answer, intake: Intake | None, spool: Spool) -> None:
     """Give the engine a moment to end the response, so that the connection can be used again.
 
     The answer is complete, so nothing that happens here is a failure.
     """
-    if not request.tail.done:
+    gathers = intake is not None and intake.gathers
+    if not (request.tail.done or gathers):
         return
     with trio.move_on_after(LET_GO_SECONDS):
         try:
@@ -175,9 +233,14 @@ async def _let_go(request: Request, answer: Answer, spool: Spool) -> None:
                 data = await answer.receive()
                 if not data:
                     return
-                spool.push(data)
+                if not gathers:
+                    spool.push(data)
         except EngineError:
             return
+
+
+def _unfinished() -> EngineError:
+    return EngineError(Code.ENGINE_FAILED, "The engine's answer ended without its last event.")
 
 
 class _Commit:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
@@ -24,10 +24,17 @@ from gateway.errors import GatewayError
 from gateway.events import Tail
 from gateway.headers import Caller, caller_id
 from gateway.spool import Spool
-from gateway.words import CLIENT_CLOSED_REQUEST, Outcome, Phase, first_outcome
+from gateway.words import CLIENT_CLOSED_REQUEST, Outcome, Phase, ReclaimedBy, first_outcome
 
 FAREWELL_SECONDS = 1.0
 """How long a client may take to be told why its answer ends early."""
+
+
+class Reclaimed(Protocol):
+    """What becomes of the slot of a request that was cut short; ``by`` is None until it is known."""
+
+    seconds: float | None
+    by: ReclaimedBy | None
 
 
 class Request:
@@ -55,6 +62,7 @@ class Request:
         self.error: GatewayError | None = None
         self.tail = Tail()
         self.spool: Spool | None = None
+        self.reclaim: Reclaimed | None = None
 
         self.whole: trio.CancelScope | None = None
         self.pending = trio.CancelScope()
@@ -99,6 +107,10 @@ class Request:
         self.tail.feed(data)
         if self._first_content is None and self.tail.content_seen:
             self._first_content = trio.current_time()
+
+    def cut_off(self, reclaim: Reclaimed) -> None:
+        """Its connection to an engine was closed before the engine had ended."""
+        self.reclaim = reclaim
 
     def upstream_closed(self) -> None:
         """The engine's side is over: response closed, slot handed on."""
@@ -253,6 +265,15 @@ class Request:
             "bytes": self.bytes,
             "events": self.tail.events,
             "teardown_ms": _milliseconds(self.teardown_seconds),
+            **self.reclaimed(),
+        }
+
+    def reclaimed(self) -> dict[str, Any]:
+        """Describe what became of its slot, as far as it is known: a part of the access record."""
+        reclaim = self.reclaim
+        return {
+            "reclaim_ms": _milliseconds(reclaim.seconds) if reclaim else None,
+            "reclaimed_by": reclaim.by if reclaim else None,
         }
 
     def _recorded_status(self) -> int | None:

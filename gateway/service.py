@@ -24,6 +24,9 @@ log = structlog.get_logger("gateway.service")
 
 _ADMIN_CONNECTIONS = 256
 
+_RECLAIM_SECONDS = 1.0
+"""How long the end of a drain waits for engines to be seen to have stopped."""
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -57,7 +60,7 @@ async def run(
     telemetry = Telemetry(sink=sink)
     arrivals = Arrivals()
     engines = make_engines(config, arrivals)
-    gateway = Gateway(config, engines, ended=telemetry.ended)
+    gateway = Gateway(config, engines, ended=telemetry.ended, reclaimed=telemetry.reclaimed)
     telemetry.watch(gateway)
     tls = make_tls(config)
     listeners: list[Listener] = []
@@ -85,6 +88,8 @@ async def run(
         # The records are written to the end, also when everything is cancelled at once.
         async with telemetry.writing(), trio.open_nursery() as nursery:
             nursery.start_soon(arrivals.run)
+            for reclaimer in gateway.reclaimers.values():
+                nursery.start_soon(reclaimer.run)
             await nursery.start(data.serve)
             await nursery.start(control.serve)
             task_status.started(service)
@@ -112,6 +117,9 @@ async def _drain(gateway: Gateway, data: Plane) -> None:
         gateway.end_streams()
         with trio.move_on_after(DRAIN_FAREWELL_SECONDS + 0.25):
             await gateway.requests.none_left()
+    with trio.move_on_after(_RECLAIM_SECONDS):
+        for reclaimer in gateway.reclaimers.values():
+            await reclaimer.none_left()
     await data.close()
 
 

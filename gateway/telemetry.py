@@ -22,8 +22,11 @@ import trio
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gateway.engine import Engine
 from gateway.gateway import Gateway
+from gateway.ghosts import Reclaim
 from gateway.request import Request
+from gateway.words import ReclaimedBy
 
 Sink = Callable[[dict[str, Any]], None]
 
@@ -37,6 +40,7 @@ _MOST_UNWRITTEN = 100_000
 
 _QUEUE_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+_RECLAIM_BUCKETS = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2.5, 5, 10, 20, 40)
 _TEARDOWN_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
@@ -50,6 +54,8 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self._sink = sink
         self._unwritten: deque[dict[str, Any]] = deque()
+        self._unknown: dict[object, tuple[Request, dict[str, Any]]] = {}
+        """Records of requests of which it isn't known yet what becomes of their slots."""
         self._dropped = 0
         self._something = trio.Event()
         self._flushing = trio.CancelScope()
@@ -70,10 +76,19 @@ class Telemetry:
             "From a disconnect seen to the engine's side closed.",
             _TEARDOWN_BUCKETS,
         )
+        self._reclaim = Histogram(
+            "gateway_reclaim_seconds",
+            "From the close of a request that was cut short to its engine seen to have stopped.",
+            ("engine",),
+            buckets=_RECLAIM_BUCKETS,
+            registry=self.registry,
+        )
 
     def watch(self, gateway: Gateway) -> None:
         """Show the gauges of ``gateway`` in :meth:`metrics`, read when they are asked for."""
         self.registry.register(_Live(gateway, self))
+        for engine in gateway.engines:
+            self._reclaim.labels(engine.name)
 
     @property
     def dropped(self) -> int:
@@ -97,10 +112,25 @@ class Telemetry:
         ):
             if seconds is not None:
                 histogram.observe(seconds)
+        record = {"time": _wall_time(request.arrived), **record}
+        if request.reclaim is not None and request.reclaim.by is None:
+            self._unknown[request.reclaim] = (request, record)
+        else:
+            self._append(record)
+
+    def reclaimed(self, engine: Engine, reclaim: Reclaim) -> None:
+        """Note what became of a slot whose request was cut short, and write the request's record."""
+        if reclaim.by is ReclaimedBy.ENGINE_IDLE and reclaim.seconds is not None:
+            self._reclaim.labels(engine.name).observe(reclaim.seconds)
+        request, record = self._unknown.pop(reclaim, (None, {}))
+        if request is not None:
+            self._append({**record, **request.reclaimed()})
+
+    def _append(self, record: dict[str, Any]) -> None:
         if len(self._unwritten) >= _MOST_UNWRITTEN:
             self._dropped += 1
             return
-        self._unwritten.append({"time": _wall_time(request.arrived), **record})
+        self._unwritten.append(record)
         self._something.set()
 
     @asynccontextmanager
@@ -116,6 +146,8 @@ class Telemetry:
                     self._flushing.deadline = trio.current_time() + _LAST_FLUSH_SECONDS
         finally:
             if not self._flushing.cancelled_caught:  # Else nobody takes them, and a thread is stuck in it.
+                for _, record in self._unknown.values():
+                    self._append(record)
                 with trio.move_on_after(_LAST_FLUSH_SECONDS, shield=True):
                     await self._flush()
 
@@ -169,6 +201,7 @@ class _Live:
             ghosts.add_metric([engine.name], now.ghosts)
             acquired.add_metric([engine.name], now.acquired)
             released.add_metric([engine.name], now.released)
+        yield from self._reclaims()
         live = tuple(self._gateway.requests)
         spooled = sum(request.spool.held for request in live if request.spool is not None)
         yield from (slots, ghosts, acquired, released)
@@ -178,6 +211,26 @@ class _Live:
         yield CounterMetricFamily(
             "gateway_records_dropped", "Access records that could not be written.", self._telemetry.dropped
         )
+
+    def _reclaims(self) -> Iterable[Metric]:
+        counters = {
+            name: CounterMetricFamily(f"gateway_{name}", text, labels=["engine"])
+            for name, text in {
+                "ghost_seconds": "Seconds that slots were kept by work that went on for nobody.",
+                "tokens_wasted": "Tokens generated for clients that had left, where the engine can tell.",
+                "unchanged_requests": "Requests that went up as they were though the engine stops better"
+                " when it streams: their answers can't be added up exactly.",
+            }.items()
+        }
+        foreign = GaugeMetricFamily(
+            "gateway_foreign_sequences", "Load on the engine that isn't this gateway's.", labels=["engine"]
+        )
+        for engine, reclaimer in self._gateway.reclaimers.items():
+            counters["ghost_seconds"].add_metric([engine.name], reclaimer.ghost_seconds)
+            counters["tokens_wasted"].add_metric([engine.name], reclaimer.wasted)
+            counters["unchanged_requests"].add_metric([engine.name], engine.as_they_are)
+            foreign.add_metric([engine.name], reclaimer.foreign)
+        yield from (*counters.values(), foreign)
 
 
 def configure_logging() -> None:

@@ -234,7 +234,7 @@ def _translated(error: httpx.TransportError, trace: _Trace) -> GatewayError:
 def _engine_error(error: httpx.TransportError, trace: _Trace) -> EngineError:
     reason = _reason(error)
     if not trace.connected:
-        return _error(Code.NO_ENGINE, "The engine can't be reached", reason)
+        return _error(Code.NO_ENGINE, "The engine can't be reached", reason, absent=_is_absent(error))
     if trace.answered:
         return _error(Code.ENGINE_FAILED, "The engine's answer broke off", reason)
     broken_off = isinstance(error, httpx.ReadError | httpx.WriteError) or "disconnected" in reason
@@ -246,8 +246,20 @@ def _engine_error(error: httpx.TransportError, trace: _Trace) -> EngineError:
     )
 
 
-def _error(code: Code, what: str, reason: str, *, stale: bool = False) -> EngineError:
-    return EngineError(code, f"{what}.", detail=f"{what}: {reason.rstrip('.')}.", stale=stale)
+def _error(code: Code, what: str, reason: str, *, stale: bool = False, absent: bool = False) -> EngineError:
+    detail = f"{what}: {reason.rstrip('.')}."
+    return EngineError(code, f"{what}.", detail=detail, stale=stale, absent=absent)
+
+
+def _is_absent(error: BaseException | None) -> bool:
+    """Whether the connection was refused, or there is no such unix socket."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError | FileNotFoundError):
+            return True
+        if isinstance(error, BaseExceptionGroup):
+            return all(map(_is_absent, error.exceptions))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _reason(error: BaseException) -> str:

@@ -46,6 +46,17 @@ class Outcome(StrEnum):
     REJECTED = "rejected"
 
 
+class ReclaimedBy(StrEnum):
+    """Why the slot of a request that was cut short was free again."""
+
+    ENGINE_IDLE = "engine_idle"
+    """The engine was seen to have stopped, or to have gone."""
+    BOUND = "bound"
+    """``reclaim_seconds`` were over, and the engine hadn't said that it was still at it."""
+    NONE = "none"
+    """Nobody waited for it (``reclaim = "off"``), or it isn't free: a ghost has it."""
+
+
 _PRECEDENCE = tuple(Outcome)
 
 

@@ -42,7 +42,7 @@ class Visitor:
     async def visit(self) -> None:
         with self.scope:
             try:
-                async with self._admission.slot(self.ticket, waiting=self._note_waiting) as self.engine:
+                async with self._admission.slot(self.ticket, waiting=self._note_waiting) as (self.engine, _):
                     await self._may_go.wait()
             except GatewayError as error:
                 self.refused = error.code
@@ -91,7 +91,7 @@ async def test_a_free_slot_is_had_at_once_and_given_back_on_leaving() -> None:
     admission = Admission(queue=0, queue_seconds=1)
     with trio.fail_after(0):
         async with admission.slot(admission.ticket([engine], 2), waiting=pytest.fail) as granted:
-            assert granted is engine
+            assert granted[0] is engine
             assert engine.ledger.running == 2
     assert idle(engine)
 
@@ -124,7 +124,7 @@ async def test_what_could_never_fit_is_refused_and_what_fits_somewhere_goes_ther
     with pytest.raises(GatewayError) as caught:
         admission.ticket([small, large], 5)
     assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "n")
-    async with admission.slot(admission.ticket([small, large], 3), waiting=pytest.fail) as engine:
+    async with admission.slot(admission.ticket([small, large], 3), waiting=pytest.fail) as (engine, _):
         assert engine is large
     assert idle(small, large)
 

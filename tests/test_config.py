@@ -72,7 +72,7 @@ def test_defaults_are_those_of_the_contract() -> None:
 
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_reclaim_seconds_depends_on_the_kind(kind: Kind) -> None:
-    expected = 1.5 if kind == "llamacpp" else 10.0
+    expected = {"llamacpp": 1.5, "ollama": 1.0, "openai": 0.0}.get(kind, 10.0)
     built = Engine(name="a", kind=kind, url="http://a", slots=1, models=("m",))
     parsed = parse(MINIMAL.replace("vllm", kind), environ={}).engines[0]
     assert built.reclaim_seconds == parsed.reclaim_seconds == expected

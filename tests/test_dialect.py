@@ -9,7 +9,6 @@ import pytest
 
 from gateway.config import Kind
 from gateway.dialect import (
-    PATHS_OF_KIND,
     ROUTES,
     Api,
     Route,
@@ -21,6 +20,7 @@ from gateway.dialect import (
 )
 from gateway.errors import Code, GatewayError
 from gateway.events import NdjsonTail, SseTail, Tail
+from gateway.profiles import PROFILES
 
 CHAT = ROUTES["/v1/chat/completions"]
 RESPONSES = ROUTES["/v1/responses"]
@@ -52,9 +52,9 @@ def test_the_table_is_closed() -> None:
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_each_kind_has_its_routes(kind: Kind) -> None:
     if kind == "ollama":
-        assert PATHS_OF_KIND[kind] == (OPENAI_PATHS | OLLAMA_PATHS) - {"/v1/rerank", "/tokenize"}
+        assert PROFILES[kind].paths == (OPENAI_PATHS | OLLAMA_PATHS) - {"/v1/rerank", "/tokenize"}
     else:
-        assert PATHS_OF_KIND[kind] == OPENAI_PATHS
+        assert PROFILES[kind].paths == OPENAI_PATHS
 
 
 def test_an_absent_stream_means_true_on_ollamas_native_routes_alone() -> None:

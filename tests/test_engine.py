@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from gateway import config
-from gateway.dialect import PATHS_OF_KIND
 from gateway.engine import Answer, Call, Engine
+from gateway.profiles import PROFILES
 
 
 class NoWay:
@@ -36,7 +36,7 @@ def test_an_engine_as_it_is_configured() -> None:
     engine = make(api_key="sk-1", headers={"X-Team": "a", "x-other": "b"})
     assert engine.name == "gpu0"
     assert engine.ledger.slots == 4
-    assert engine.paths == PATHS_OF_KIND["vllm"]
+    assert engine.paths == PROFILES["vllm"].paths
     assert engine.policy.host == b"gpu0:8000"
     assert engine.policy.api_key == "sk-1"
     assert engine.policy.fixed == ((b"X-Team", b"a"), (b"x-other", b"b"))

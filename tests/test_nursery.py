@@ -218,7 +218,7 @@ async def test_stale_connection_is_tried_once_more_on_a_fresh_one() -> None:
     first, second = rig.transport.calls
     assert (first.call.fresh, second.call.fresh) == (False, True)
     assert second.call.body == first.call.body == BODY
-    assert [one.request_id for one in (first, second)] == [request.id, f"{request.id}-2"]
+    assert [one.request_id for one in (first, second)] == [request.id, f"2-{request.id}"]
     assert (rig.record["attempts"], rig.record["outcome"]) == (2, "completed")
     assert rig.happened == ["e0 call 0", "e0 closed 0", "e0 call 1", "e0 closed 1"]
     rig.assert_idle()

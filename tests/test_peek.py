@@ -143,7 +143,7 @@ def test_a_field_that_counts_in_another_case_is_refused(variant: str, name: str)
 
 
 @pytest.mark.parametrize(
-    "name", ["models", "mode", " model", "model ", "mödel", "n ", "ñ", "stream_options", "best-of"]
+    "name", ["models", "mode", " model", "model ", "mödel", "n ", "ñ", "stream_opts", "best-of"]
 )
 def test_other_names_are_nobodys_business(name: str) -> None:
     assert peek(f'{{"{name}":1,"model":"m","{name}":2}}'.encode()) == Peek("m", None, 1)

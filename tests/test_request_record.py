@@ -81,6 +81,8 @@ async def test_the_record_of_a_stream(autojump_clock: MockClock) -> None:
         "bytes": 40,
         "events": 3,
         "teardown_ms": None,
+        "reclaim_ms": None,
+        "reclaimed_by": None,
     }
 
 

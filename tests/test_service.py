@@ -224,7 +224,7 @@ class Play:
         assert set(self.rig.ended) == set(by_request)
         for request, client in by_request.items():
             self._check_outcome(request.outcome, client)
-            calls = [call for call in self._calls() if call.request_id.startswith(request.id)]
+            calls = [call for call in self._calls() if call.request_id.endswith(request.id)]
             assert len(calls) == request.attempts <= 2
             if client.left_order is not None:
                 assert all(call.order < client.left_order for call in calls), "dispatched for nobody"

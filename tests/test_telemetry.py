@@ -89,6 +89,8 @@ async def test_record_says_it_all(autojump_clock: MockClock) -> None:
         "bytes": len(EVENT + LAST),
         "events": 2,
         "teardown_ms": None,
+        "reclaim_ms": None,
+        "reclaimed_by": None,
     }
 
 

@@ -61,9 +61,10 @@ RECLAIM_SECONDS: Final[dict[Kind, ReclaimSeconds]] = {
     "sglang": ReclaimSeconds(10.0, 5.0),
     # Notices a closed socket only after one quiet second, and looking at it sooner starts that second again.
     "llamacpp": ReclaimSeconds(1.5, 1.5),
-    # These two can't be asked what they are running, so there is nothing a minimum would protect.
-    "ollama": ReclaimSeconds(10.0, 0.0),
-    "openai": ReclaimSeconds(10.0, 0.0),
+    # These two can't be asked what they are running: each abort costs the slot for all of it. Ollama stops
+    # at the next token; of a generic engine nothing is known, not even that there is something to wait for.
+    "ollama": ReclaimSeconds(1.0, 0.0),
+    "openai": ReclaimSeconds(0.0, 0.0),
 }
 PER_KIND: Final = -1.0
 """Default of `reclaim_seconds`, replaced by its kind's as soon as that is known; no `Engine` has it."""
@@ -142,10 +143,10 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The model names it answers for; ["*"] = any."""
     reclaim: Reclaim = "enforce"
     """Whether the slot of a request cut short waits for proof that the engine stopped ("enforce"), is given
-    back while the proof is only measured ("observe"), or without any ("off"). Not acted on yet: whatever it
-    says, a slot is given back when the connection to the engine is closed."""
+    back while the proof is only measured ("observe"), or without any ("off")."""
     reclaim_seconds: Seconds = PER_KIND
-    """How long that proof may take before the work counts as a ghost, in seconds; differs by kind."""
+    """How long that proof may take, in seconds; differs by kind. Then the work is a ghost and keeps its
+    slot if the engine says that it goes on; if it can't say, the slot is free."""
     api_key: ApiKey | None = None
     """Secret. Sent to the engine as `Authorization: Bearer …`, in place of the client's."""
     headers: dict[HeaderName, HeaderValue] = msgspec.field(default_factory=dict)

@@ -102,7 +102,7 @@ class House:
     async def visit(self, guest: Guest) -> None:
         with guest.scope:
             try:
-                async with self.admission.slot(guest.ticket, waiting=lambda: None) as engine:
+                async with self.admission.slot(guest.ticket, waiting=lambda: None) as (engine, _):
                     self.nobody_was_overtaken(guest, engine)
                     guest.engine = engine
                     await guest.may_go.wait()

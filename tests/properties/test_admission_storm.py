@@ -58,7 +58,7 @@ class Storm:
         with trio.move_on_after(dice.choice([0, 1, 2, 3, 5, 8, 100])) as scope:
             for _ in range(dice.choice([1, 1, 1, 2, 3])):
                 try:
-                    async with self.admission.slot(ticket, waiting=self.note_waiting) as engine:
+                    async with self.admission.slot(ticket, waiting=self.note_waiting) as (engine, _):
                         await self.work(engine, ticket.cost, dice)
                 except GatewayError as error:
                     self.happened[error.code] += 1

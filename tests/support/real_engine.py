@@ -65,8 +65,16 @@ def write_model(path: Path, *, layers: int, dim: int) -> None:
 @contextmanager
 def real_engine(folder: Path, *, layers: int, dim: int) -> Iterator[RealEngine]:
     """`layers` sets its speed: 2 layers of 64 make thousands of tokens a second, 96 of 16 some hundreds."""
-    model, log = folder / "tiny.gguf", folder / "engine.log"
+    model = folder / "tiny.gguf"
     write_model(model, layers=layers, dim=dim)
+    with serving(model) as engine:
+        yield engine
+
+
+@contextmanager
+def serving(model: Path) -> Iterator[RealEngine]:
+    """A model that is there already."""
+    log = model.with_name("engine.log")
     port = free_port()
     program = str(Path(__file__).with_name("serve_llama.py"))
     command = [

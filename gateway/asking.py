@@ -1,0 +1,47 @@
+"""Asking an engine something in the gateway's own name: its models, its load, to abort."""
+
+from __future__ import annotations
+
+from gateway.engine import Call, Engine
+from gateway.errors import EngineError
+from gateway.headers import Caller, to_engine
+from gateway.profiles import Ask
+
+MOST_BYTES = 4 << 20
+"""What is read of an answer: pages of metrics are smaller, and so are indexes of pages."""
+
+
+async def ask(
+    engine: Engine, what: Ask, *, fresh: bool = False, most_bytes: int = MOST_BYTES
+) -> tuple[int, bytes]:
+    """Return status and body of the answer, about ``most_bytes`` of it at most.
+
+    ``fresh`` asks over a new connection.
+
+    Raises EngineError. It waits as long as the engine takes.
+    """
+    try:
+        return await _ask(engine, what, fresh, most_bytes)
+    except EngineError as error:
+        if not error.stale:
+            raise
+    return await _ask(engine, what, True, most_bytes)
+
+
+async def _ask(engine: Engine, what: Ask, fresh: bool, most_bytes: int) -> tuple[int, bytes]:
+    headers = to_engine([], engine.policy, Caller("", "http"), request_id="gateway", length=len(what.body))
+    if what.body:
+        headers.append((b"Content-Type", b"application/json"))
+    call = Call(
+        target=engine.target(what.path.encode("ascii"), b""),
+        headers=headers,
+        body=what.body,
+        fresh=fresh,
+        connected=lambda: None,
+        method=what.method.encode("ascii"),
+    )
+    body = b""
+    async with engine.open(call) as answer:
+        while (data := await answer.receive()) and len(body) < most_bytes:
+            body += data
+        return answer.status, body

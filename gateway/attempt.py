@@ -1,0 +1,118 @@
+"""One call of an engine: what goes up, and what becomes of the slot when it is cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+
+import msgspec
+
+from gateway.clocks import EngineClock
+from gateway.engine import Answer, Call
+from gateway.errors import EngineError
+from gateway.headers import to_engine
+from gateway.intake import Intake
+from gateway.ledger import Slot
+from gateway.profiles import AS_IT_IS, Work
+from gateway.reclaim import Reclaimer
+from gateway.request import Request
+from gateway.splice import set_fields
+from gateway.words import Phase
+
+
+class Attempt:
+    """A request's attempt at one engine, on a slot of it; ``fields`` are those of its body.
+
+    Left by an exception, it hands the slot over to the engine's reclaimer: the engine may go on
+    without us. Not if it has nothing of ours (the request wasn't written, or to a dead connection),
+    has refused, or has sent its last event.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        reclaimer: Reclaimer,
+        slot: Slot,
+        fields: Sequence[tuple[str, msgspec.Raw]],
+    ) -> None:
+        self._request = request
+        self._reclaimer = reclaimer
+        self._slot = slot
+        self._engine = reclaimer.engine
+        profile = self._engine.profile
+        self._id = profile.upstream_id(request.id, request.attempts)
+        self._refused = False
+        self._rewrite = AS_IT_IS
+        self._lengths: Sequence[tuple[str, int]] = ()
+        if profile.rewrites:
+            self._rewrite = profile.rewrite(request.route, bool(request.stream), _Fields(fields), self._id)
+            self._lengths = [(name, len(memoryview(raw))) for name, raw in fields]
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        request = self._request
+        if error is None or not self._slot.at_engine or (isinstance(error, EngineError) and error.stale):
+            return
+        if self._refused or request.tail.done:
+            return
+        work = Work(request.route, self._id, self._slot.cost)
+        decoding = request.phase is Phase.STREAMING
+        request.reclaim = self._reclaimer.take(self._slot, work, decoding=decoding)
+
+    def open(self, body: bytes, fresh: bool, clock: EngineClock) -> AbstractAsyncContextManager[Answer]:
+        """Call the engine. See :meth:`gateway.engine.Transport.open`."""
+        request, engine = self._request, self._engine
+
+        def connected() -> None:
+            self._slot.at_engine = True
+            request.phase = Phase.PREFILL
+            clock.connected()
+
+        if self._rewrite.as_it_is:
+            engine.as_they_are += 1
+        body = set_fields(body, self._lengths, self._rewrite.fields)
+        headers = to_engine(
+            request.headers, engine.policy, request.caller, request_id=self._id, length=len(body)
+        )
+        return engine.open(
+            Call(
+                target=engine.target(request.route.encode("ascii"), request.query),
+                headers=headers,
+                body=body,
+                fresh=fresh,
+                connected=connected,
+            )
+        )
+
+    def answered(self, answer: Answer) -> None:
+        """The engine's head is there."""
+        self._refused = answer.status >= 400
+
+    def intake(self) -> Intake | None:
+        """Return what is to be done to the bytes of an event stream, if anything."""
+        rewrite = self._rewrite
+        return Intake(rewrite, self._request.route) if rewrite.without_progress or rewrite.gathered else None
+
+
+class _Fields(Mapping[str, bytes]):
+    """A body's fields by name. Of their values those are copied that are asked for: there are long ones."""
+
+    def __init__(self, fields: Sequence[tuple[str, msgspec.Raw]]) -> None:
+        self._raw = dict(fields)
+
+    def __getitem__(self, name: str) -> bytes:
+        return bytes(self._raw[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._raw
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)

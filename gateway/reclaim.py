@@ -1,0 +1,280 @@
+"""Getting back the slots of requests that were cut short: when the engine has stopped, not before.
+
+A closed connection proves nothing: engines finish a step, sleep before they look, or never
+notice. A request that is cut short hands its slot to its engine's reclaimer, in one step, and
+ends. The reclaimer asks the engine what it is still doing (:mod:`gateway.evidence` does the
+arithmetic) and gives the slot back when the engine is seen to have stopped; one poller serves all
+reclaims of an engine. If the engine says that it goes on past ``reclaim_seconds``, the work is a
+ghost and keeps its slot; if it can't say, the slot is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+import structlog
+import trio
+
+from gateway.aborts import Aborts
+from gateway.asking import ask
+from gateway.engine import Engine
+from gateway.errors import EngineError, GatewayError
+from gateway.evidence import Foreign, Look, Waste, weigh
+from gateway.ghosts import Ghosts, Reclaim
+from gateway.ledger import Slot
+from gateway.profiles import Ask, Load, Looks, Work
+from gateway.words import ReclaimedBy
+
+log = structlog.get_logger("gateway.reclaim")
+
+ASK_SECONDS = 2.0
+"""How long an engine may take to say what it is doing."""
+
+BACKGROUND_SECONDS = 10.0
+"""Between two looks while nothing is being reclaimed: for restarts, and load that isn't ours."""
+
+_SUSPECTED_SECONDS = 0.5
+"""Between two looks while there seems to be load that isn't ours."""
+
+
+class Reclaimer:
+    """Everything that is being reclaimed of one engine. :meth:`run` has to be running.
+
+    ``give_back`` takes a slot that is free again; ``known`` is told of each reclaim that is over.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        give_back: Callable[[Engine, Slot], None],
+        known: Callable[[Engine, Reclaim], None] = lambda *_: None,
+    ) -> None:
+        self.engine = engine
+        self.unanswered = ""
+        """Why the engine can't be asked, as far as it was tried."""
+        self._give_back = give_back
+        self._known = known
+        self._aborts = Aborts(engine)
+        self._reclaims: list[Reclaim] = []
+        self._ghosts = Ghosts(engine, self._free)
+        self._stranger = Foreign()
+        self._waste = Waste()
+        self._last: Look | None = None
+        self._due = self._asked = -inf
+        self._pause = 0.0
+        self._load_path: str | None = None
+        self._changed = trio.Event()
+        self._none = trio.Event()
+        self._none.set()
+
+    @property
+    def enforcing(self) -> bool:
+        """Whether slots are kept until the engine has stopped."""
+        return self.engine.settings.reclaim == "enforce" and not self.foreign
+
+    @property
+    def foreign(self) -> int:
+        """Sequences on the engine that aren't ours, for a while now: then nothing is enforced."""
+        return self._stranger.sequences
+
+    @property
+    def wasted(self) -> float:
+        """Tokens made after their clients had left, where the engine could tell."""
+        return self._waste.tokens
+
+    @property
+    def ghost_seconds(self) -> float:
+        """Seconds that slots were ghosts'."""
+        return self._ghosts.seconds
+
+    def take(self, slot: Slot, work: Work, *, decoding: bool) -> Reclaim:
+        """Take the slot of ``work``, whose connection to the engine has just been closed.
+
+        ``decoding``: the engine had begun to answer.
+        """
+        now = trio.current_time()
+        self._aborts.add(work)
+        reclaim = Reclaim(closed=now, cost=slot.cost, counted=decoding, slot=slot)
+        reclaim.bound = now + self.engine.settings.reclaim_seconds
+        looks = self.engine.profile.looks
+        if self.enforcing:
+            self.engine.ledger.hand_over(slot)
+        else:
+            self._free(reclaim)
+            if self.engine.settings.reclaim == "off" or looks is None:
+                self._over(reclaim, ReclaimedBy.NONE)
+                return reclaim
+        self._reclaims.append(reclaim)
+        self._none = trio.Event()
+        if looks is not None:
+            first = now + (looks.decode if decoding else looks.prefill)
+            self._pause = looks.busy
+            self._due = max(min(self._due, first), self._asked + looks.confirm)
+        self._let_overdue_go()
+        self._changed.set()
+        return reclaim
+
+    async def none_left(self) -> None:
+        """Wait until nothing is being reclaimed; ghosts don't count."""
+        while self._reclaims:
+            await self._none.wait()
+
+    async def run(self) -> None:
+        """Look, abort and give back until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._aborts.run)
+            while True:
+                self._changed = trio.Event()
+                self._let_overdue_go()
+                bound = min((each.bound for each in self._reclaims), default=inf)
+                looks = self.engine.profile.looks
+                if looks is None or self.engine.settings.reclaim == "off":
+                    self._due = inf
+                if looks is not None and self._due <= trio.current_time():
+                    await self._look(looks, bound)
+                    continue
+                with trio.move_on_at(min(bound, self._due)):
+                    await self._changed.wait()
+
+    # Looking.
+
+    async def _look(self, looks: Looks, bound: float) -> None:
+        ledger = self.engine.ledger
+        self._asked = trio.current_time()
+        own, most = ledger.at_engine, ledger.running
+        load: Load | None = None
+        with trio.move_on_at(min(bound, self._asked + ASK_SECONDS)) as patience:
+            try:
+                load = await self._ask()
+            except GatewayError as error:
+                self.unanswered = error.detail or error.message
+                if isinstance(error, EngineError) and error.absent:
+                    self._restarted(trio.current_time())
+        if patience.cancelled_caught:
+            if trio.current_time() >= bound:
+                return  # It may still answer; what it said last counts.
+            self.unanswered = f"no answer within {ASK_SECONDS:g} s"
+        if load is None:
+            for each in self._reclaims:
+                each.said_busy = False
+        else:
+            look = Look(
+                load,
+                self._asked,
+                trio.current_time(),
+                own=min(own, ledger.at_engine),
+                most=max(most, ledger.running),
+            )
+            self._consider(look, looks)
+        self._plan(looks, answered=load is not None)
+
+    async def _ask(self) -> Load | None:
+        profile = self.engine.profile
+        for path in (self._load_path,) if self._load_path else profile.load_paths:
+            status, body = await ask(self.engine, Ask(path))
+            load = profile.load(path, body) if status == 200 else None
+            if load is not None:
+                self._load_path, self.unanswered = path, ""
+                return load
+            said = "says nothing of its load" if status == 200 else f"answers {status}"
+            self.unanswered = f"GET {path} {said}; {profile.hint}"
+        self._load_path = None
+        return None
+
+    def _consider(self, look: Look, looks: Looks) -> None:
+        before, self._last = self._last, look
+        if before is not None and look.load.is_after_restart(before.load):
+            self._restarted(look.asked)
+            return
+        ghosts = self._ghosts.sequences
+        self._meet_strangers(look, ghosts + sum(each.cost for each in self._reclaims))
+        for each in weigh(look, self._reclaims, ghosts, looks):
+            self._stopped(each)
+        self._ghosts.consider(look, looks.confirm)
+
+    def _meet_strangers(self, look: Look, ours: int) -> None:
+        before = self._stranger.sequences
+        self._stranger.take(look, ours)
+        if not self._stranger.suspected:
+            self._waste.take(look, self.engine.ledger.granted)
+        if self.foreign and not before:
+            log.warning(
+                "the engine has load that isn't this gateway's: until that is gone, slots are given back"
+                " at the close of a connection",
+                engine=self.engine.name,
+                sequences=self.foreign,
+            )
+            self._ghosts.end()
+            for each in self._reclaims:
+                self._free(each)
+        elif before and not self.foreign:
+            log.info("the engine has no load but this gateway's any more", engine=self.engine.name)
+
+    def _plan(self, looks: Looks, *, answered: bool) -> None:
+        """Say when to look next."""
+        now = trio.current_time()
+        if self._reclaims:
+            waits = [
+                each.stopped_since + (looks.confirm if each.counted else looks.uncounted)
+                for each in self._reclaims
+                if each.stopped_since < inf
+            ]
+            if waits and answered:
+                self._due = max(min(waits), now + looks.confirm)
+                return
+            self._due = now + self._pause
+            self._pause = min(self._pause * 1.5, looks.slowest)
+        elif self._ghosts:
+            self._due = now + (looks.confirm if self._ghosts.seem_gone else looks.ghost)
+        elif self._stranger.suspected:
+            self._due = now + max(_SUSPECTED_SECONDS, looks.confirm)
+        else:
+            self._due = now + BACKGROUND_SECONDS
+
+    # What becomes of them.
+
+    def _stopped(self, reclaim: Reclaim) -> None:
+        since = min(reclaim.stopped_since, trio.current_time())
+        reclaim.seconds = since - reclaim.closed
+        self._over(reclaim, ReclaimedBy.ENGINE_IDLE)
+
+    def _let_overdue_go(self) -> None:
+        now = trio.current_time()
+        for each in [each for each in self._reclaims if each.bound <= now]:
+            if self._ghosts.may_have(each):
+                self._reclaims.remove(each)
+                self._ghosts.add(each)
+                self._tell(each, ReclaimedBy.NONE)
+            else:
+                self._over(each, ReclaimedBy.BOUND)
+
+    def _restarted(self, asked: float) -> None:
+        """The engine's process has gone, and with it what was closed before it was ``asked``."""
+        self._last = None
+        self._waste.forget()
+        self._load_path = None
+        self._aborts.forget()
+        self._ghosts.end()
+        for each in [each for each in self._reclaims if each.closed < asked]:
+            self._stopped(each)
+
+    def _free(self, reclaim: Reclaim) -> None:
+        slot, reclaim.slot = reclaim.slot, None
+        if slot is not None:
+            self._give_back(self.engine, slot)
+
+    def _over(self, reclaim: Reclaim, by: ReclaimedBy) -> None:
+        if by is ReclaimedBy.BOUND:
+            reclaim.seconds = trio.current_time() - reclaim.closed
+        if reclaim in self._reclaims:
+            self._reclaims.remove(reclaim)
+        self._free(reclaim)
+        self._tell(reclaim, by)
+
+    def _tell(self, reclaim: Reclaim, by: ReclaimedBy) -> None:
+        reclaim.by = by
+        if not self._reclaims:
+            self._none.set()
+        self._known(self.engine, reclaim)
