@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gateway.engine import Call, Engine
-from gateway.errors import EngineError
+from gateway.errors import EngineError, GatewayError
 from gateway.headers import Caller, to_engine
-from gateway.profiles import Ask
+from gateway.profiles import Ask, Load
 
 MOST_BYTES = 4 << 20
 """What is read of an answer: pages of metrics are smaller, and so are indexes of pages."""
@@ -26,6 +28,36 @@ async def ask(
         if not error.stale:
             raise
     return await _ask(engine, what, True, most_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAnswer:
+    """What an engine says that it is doing, the page on which it does, or why there is nothing.
+
+    ``absent``: nobody listens at its address.
+    """
+
+    load: Load | None = None
+    path: str | None = None
+    problem: str = ""
+    absent: bool = False
+
+
+async def ask_load(engine: Engine, path: str | None = None) -> LoadAnswer:
+    """Ask an engine what it is doing, on ``path`` if it is known; it waits as long as the engine takes."""
+    profile, problem = engine.profile, ""
+    for page in (path,) if path else profile.load_paths:
+        try:
+            status, body = await ask(engine, Ask(page))
+        except GatewayError as error:
+            absent = isinstance(error, EngineError) and error.absent
+            return LoadAnswer(problem=error.detail or error.message, absent=absent)
+        load = profile.load(page, body) if status == 200 else None
+        if load is not None:
+            return LoadAnswer(load, page)
+        said = "says nothing of its load" if status == 200 else f"answers {status}"
+        problem = problem or f"GET {page} {said}; {profile.hint}"
+    return LoadAnswer(problem=problem)
 
 
 async def _ask(engine: Engine, what: Ask, fresh: bool, most_bytes: int) -> tuple[int, bytes]:

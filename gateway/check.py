@@ -7,6 +7,7 @@ import time
 import trio
 
 from gateway import config
+from gateway.asking import LoadAnswer, ask_load
 from gateway.engine import Engine
 from gateway.models import EngineModels, ask_models
 from gateway.service import make_engines, make_tls
@@ -44,6 +45,29 @@ async def _ask(engine: Engine, answers: dict[str, bool]) -> None:
         print(f"{where}: {found.problem}")
         return
     print(f"{where}: answers in {took:.0f} ms, serves {', '.join(found.names) or 'no models'}")
+    if engine.settings.reclaim != "off":
+        print(f"{where}: {await _whether_it_can_be_asked(engine)}")
     missing = [] if engine.serves_any else [m for m in engine.settings.models if m not in found.names]
     if missing:
         print(f"{where}: doesn't list {', '.join(missing)}, named in its models")
+
+
+async def _whether_it_can_be_asked(engine: Engine) -> str:
+    """Say what the engine is doing, or what it costs that it doesn't say."""
+    seconds = engine.settings.reclaim_seconds
+    if engine.profile.looks is None:
+        return f"can't be asked whether it has stopped; a request cut short keeps its slot for {seconds:g} s"
+    said = LoadAnswer(problem=f"no answer within {_ASK_SECONDS:g} s")
+    with trio.move_on_after(_ASK_SECONDS):
+        said = await ask_load(engine)
+    if said.load is None:
+        return (
+            f"doesn't say whether it has stopped ({said.problem}); a request cut short keeps its slot for"
+            f" {seconds:g} s"
+        )
+    if not said.load.busy:
+        return "says that it is idle"
+    return (
+        f"says that it runs {said.load.running} and lets {said.load.waiting} wait; unless this gateway is"
+        " running, that is somebody else's load"
+    )

@@ -17,13 +17,12 @@ import structlog
 import trio
 
 from gateway.aborts import Aborts
-from gateway.asking import ask
+from gateway.asking import LoadAnswer, ask_load
 from gateway.engine import Engine
-from gateway.errors import EngineError, GatewayError
 from gateway.evidence import Foreign, Look, Waste, weigh
 from gateway.ghosts import Ghosts, Reclaim
 from gateway.ledger import Slot
-from gateway.profiles import Ask, Load, Looks, Work
+from gateway.profiles import Looks, Work
 from gateway.words import ReclaimedBy
 
 log = structlog.get_logger("gateway.reclaim")
@@ -52,8 +51,6 @@ class Reclaimer:
         known: Callable[[Engine, Reclaim], None] = lambda *_: None,
     ) -> None:
         self.engine = engine
-        self.unanswered = ""
-        """Why the engine can't be asked, as far as it was tried."""
         self._give_back = give_back
         self._known = known
         self._aborts = Aborts(engine)
@@ -65,7 +62,9 @@ class Reclaimer:
         self._due = self._asked = -inf
         self._pause = 0.0
         self._load_path: str | None = None
-        self._changed = trio.Event()
+        self._problem = ""
+        self._complained = False
+        self._news = trio.lowlevel.ParkingLot()
         self._none = trio.Event()
         self._none.set()
 
@@ -113,7 +112,7 @@ class Reclaimer:
             self._pause = looks.busy
             self._due = max(min(self._due, first), self._asked + looks.confirm)
         self._let_overdue_go()
-        self._changed.set()
+        self._news.unpark_all()
         return reclaim
 
     async def none_left(self) -> None:
@@ -125,41 +124,42 @@ class Reclaimer:
         """Look, abort and give back until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._aborts.run)
-            while True:
-                self._changed = trio.Event()
-                self._let_overdue_go()
-                bound = min((each.bound for each in self._reclaims), default=inf)
-                looks = self.engine.profile.looks
-                if looks is None or self.engine.settings.reclaim == "off":
-                    self._due = inf
-                if looks is not None and self._due <= trio.current_time():
-                    await self._look(looks, bound)
-                    continue
-                with trio.move_on_at(min(bound, self._due)):
-                    await self._changed.wait()
+            nursery.start_soon(self._mind_bounds)
+            looks = self.engine.profile.looks
+            if looks is not None and self.engine.settings.reclaim != "off":
+                nursery.start_soon(self._poll, looks)
+
+    async def _mind_bounds(self) -> None:
+        """Let go what is overdue, also while the engine keeps us waiting for its answer."""
+        while True:
+            self._let_overdue_go()
+            with trio.move_on_at(min((each.bound for each in self._reclaims), default=inf)):
+                await self._news.park()
 
     # Looking.
 
-    async def _look(self, looks: Looks, bound: float) -> None:
+    async def _poll(self, looks: Looks) -> None:
+        while True:
+            while self._due > trio.current_time():
+                with trio.move_on_at(self._due):
+                    await self._news.park()
+            await self._look(looks)
+
+    async def _look(self, looks: Looks) -> None:
         ledger = self.engine.ledger
         self._asked = trio.current_time()
         own, most = ledger.at_engine, ledger.running
-        load: Load | None = None
-        with trio.move_on_at(min(bound, self._asked + ASK_SECONDS)) as patience:
-            try:
-                load = await self._ask()
-            except GatewayError as error:
-                self.unanswered = error.detail or error.message
-                if isinstance(error, EngineError) and error.absent:
-                    self._restarted(trio.current_time())
-        if patience.cancelled_caught:
-            if trio.current_time() >= bound:
-                return  # It may still answer; what it said last counts.
-            self.unanswered = f"no answer within {ASK_SECONDS:g} s"
+        said = LoadAnswer(problem=f"no answer within {ASK_SECONDS:g} s")
+        with trio.move_on_after(ASK_SECONDS):
+            said = await ask_load(self.engine, self._load_path)
+        self._load_path, self._problem, load = said.path, said.problem, said.load
+        if said.absent:
+            self._restarted(trio.current_time())
         if load is None:
             for each in self._reclaims:
                 each.said_busy = False
         else:
+            self._complained = False
             look = Look(
                 load,
                 self._asked,
@@ -169,19 +169,6 @@ class Reclaimer:
             )
             self._consider(look, looks)
         self._plan(looks, answered=load is not None)
-
-    async def _ask(self) -> Load | None:
-        profile = self.engine.profile
-        for path in (self._load_path,) if self._load_path else profile.load_paths:
-            status, body = await ask(self.engine, Ask(path))
-            load = profile.load(path, body) if status == 200 else None
-            if load is not None:
-                self._load_path, self.unanswered = path, ""
-                return load
-            said = "says nothing of its load" if status == 200 else f"answers {status}"
-            self.unanswered = f"GET {path} {said}; {profile.hint}"
-        self._load_path = None
-        return None
 
     def _consider(self, look: Look, looks: Looks) -> None:
         before, self._last = self._last, look
@@ -248,7 +235,19 @@ class Reclaimer:
                 self._ghosts.add(each)
                 self._tell(each, ReclaimedBy.NONE)
             else:
+                self._complain(each)
                 self._over(each, ReclaimedBy.BOUND)
+
+    def _complain(self, reclaim: Reclaim) -> None:
+        """Say once why the engine can't be asked: each request cut short costs a slot its whole bound."""
+        if self._problem and reclaim.slot is not None and not self._complained:
+            self._complained = True
+            log.warning(
+                "the engine doesn't say whether it has stopped; requests that are cut short keep their slots"
+                " for reclaim_seconds",
+                engine=self.engine.name,
+                problem=self._problem,
+            )
 
     def _restarted(self, asked: float) -> None:
         """The engine's process has gone, and with it what was closed before it was ``asked``."""

@@ -22,7 +22,7 @@ def set_fields(body: bytes, fields: Iterable[tuple[str, int]], values: Mapping[s
         return body
     pieces: list[bytes] = []
     missing = dict(values)
-    copied = at = body.index(b"{")
+    copied, at = 0, body.index(b"{")
     empty = True
     for name, length in fields:
         found = _BEFORE_VALUE.match(body, at)

@@ -216,8 +216,11 @@ class Connection:
             while (request := await self.reader.request()) is not None:
                 call = Call(self, request)
                 self.served += 1
-                if call.method == "GET":
+                if call.method == "GET" or call.path in self.engine.pages:
+                    call.weight = 0
                     self.engine.probes.append(call.path)
+                    self.engine.asked.append(call)
+                    self.engine.notes.changed()
                     await self.engine.probe(call)
                 else:
                     await self._play(call)
@@ -294,7 +297,9 @@ class ScriptedEngine:
         self.script, self.slots, self.name, self.kind, self.models = script, slots, name, kind, models
         self.plan: list[Script] = []
         self.calls: list[Call] = []
+        self.pages: dict[str, Script] = {}  # other pages than inference, beyond what `probe` answers
         self.probes: list[str] = []
+        self.asked: list[Call] = []  # those of the other pages
         self.connections: set[Connection] = set()
         self.accepted = 0
         self.running = self.peak = 0
@@ -353,6 +358,9 @@ class ScriptedEngine:
 
     async def probe(self, call: Call) -> None:
         """What an engine answers besides inference."""
+        if call.path in self.pages:
+            await self.pages[call.path](call)
+            return
         if call.path == "/v1/models":
             names = [
                 {"id": name, "object": "model", "created": 1, "owned_by": self.kind} for name in self.models
