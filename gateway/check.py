@@ -14,6 +14,10 @@ from gateway.service import make_engines, make_tls
 
 _ASK_SECONDS = 5.0
 
+_ONE_PROCESS = (
+    "Slots are counted by one process: several gateways before one engine each need a share of its slots."
+)
+
 
 async def run(settings: config.Config) -> int:
     """Print the configuration and a line for each engine.
@@ -29,6 +33,7 @@ async def run(settings: config.Config) -> int:
             nursery.start_soon(_ask, engine, answers)
     for engine in engines:
         await engine.transport.aclose()
+    print(_ONE_PROCESS)
     print("No tenants are configured: whoever reaches server.listen may use every model.")
     return 0 if all(answers.values()) else 1
 

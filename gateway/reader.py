@@ -41,6 +41,9 @@ MOST_HEAD_BYTES = 32 * 1024
 """An engine's head as HTTP/2 counts it. HTTP/2 clients end the connection, with all that runs
 on it, when they are sent more than they announced; the libraries' defaults begin at 64 KiB."""
 
+_OF_THE_STREAM = frozenset({b"content-type", b"content-length", b"cache-control", b"x-accel-buffering"})
+"""What an engine says of its stream isn't so of the answer that is added up of it."""
+
 LET_GO_SECONDS = 1.0
 """How long an engine may take to end its response after it has said that was all."""
 
@@ -117,7 +120,7 @@ async def _take_in(
     intake = attempt.intake() if isinstance(request.tail, SseTail) else None
     if intake is not None and intake.gathers:
         await _gather(request, answer, intake, clock)
-        commit.response = _gathered(request, work.route, intake, spool)
+        commit.response = _gathered(request, work.route, answer, intake, spool)
         commit()
         return intake
     if seconds and isinstance(request.tail, SseTail):
@@ -204,17 +207,16 @@ async def _gather(request: Request, answer: Answer, intake: Intake, clock: Engin
             intake.gather(passing)
 
 
-def _gathered(request: Request, route: Route, intake: Intake, spool: Spool) -> Response:
-    """Make the whole answer of one that was streamed to us."""
+def _gathered(request: Request, route: Route, answer: Answer, intake: Intake, spool: Spool) -> Response:
+    """Make the whole answer of one that was streamed to us; its head is the engine's but for the content."""
     status, body = intake.answer()
     request.tail = Tail()
     request.passed(body)
     spool.push(body)
-    headers = [
-        (b"Content-Type", b"application/json; charset=utf-8"),
-        (b"Content-Length", b"%d" % len(body)),
-        (b"X-Request-Id", (request.caller_id or request.id).encode("ascii")),
-    ]
+    headers = to_client(answer.headers, request_id=request.caller_id or request.id, event_stream=False)
+    headers = [(name, value) for name, value in headers if name.lower() not in _OF_THE_STREAM]
+    headers.append((b"Content-Type", b"application/json; charset=utf-8"))
+    headers.append((b"Content-Length", b"%d" % len(body)))
     return Response(status, headers, spool, request.tail, route)
 
 

@@ -111,7 +111,8 @@ class Reclaimer:
             first = now + (looks.decode if decoding else looks.prefill)
             self._pause = looks.busy
             self._due = max(min(self._due, first), self._asked + looks.confirm)
-        self._let_overdue_go()
+        if reclaim.bound <= now:
+            self._let_overdue_go()
         self._news.unpark_all()
         return reclaim
 

@@ -23,6 +23,7 @@ from tests.support.visitors import WAYS, visit
 pytestmark = pytest.mark.engine
 
 STOP_SECONDS = 1.0
+IDLE_SECONDS = 0.3  # it is within a tenth on an idle machine
 
 
 @pytest.fixture(scope="session")
@@ -101,6 +102,61 @@ async def test_only_the_leaver_s_work_stops(slow: RealEngine) -> None:
         assert len(events_of(answer.body)) >= 300
         await gateway.record(outcome="completed")
         await gateway.record(outcome="client_gone")
+
+
+async def test_who_does_not_stream_is_called_off_while_another_streams(slow: RealEngine) -> None:
+    """Asked directly, llama.cpp makes such an answer to its end."""
+    before = slow.ends
+    async with running_gateway(slow.entry) as gateway, http1(gateway.url) as stays:
+        await stays.post(CHAT.path, talk("stay", stream=True, max_tokens=900))
+        await stays.head()
+        await stays.until(b"data: ", 3)
+        async with http1(gateway.url) as leaves:
+            await leaves.post(CHAT.path, talk("leave", max_tokens=3000))
+            await gateway.in_phase("streaming", 2)
+        left = trio.current_time()
+        with trio.fail_after(STOP_SECONDS):
+            await slow.released(before + 1)
+        assert trio.current_time() - left < IDLE_SECONDS
+        record = await gateway.record(outcome="client_gone")
+        assert (record["stream"], record["reclaimed_by"]) == (False, "engine_idle")
+        assert record["reclaim_ms"] < 1000
+        assert not gateway.matching(outcome="completed"), "the other one still streams"
+
+
+async def test_leaving_in_a_long_prefill(slow: RealEngine) -> None:
+    before = slow.ends
+    async with running_gateway(slow.entry) as gateway, http1(gateway.url) as stays:
+        await stays.post(CHAT.path, talk("stay", stream=True, max_tokens=900))
+        await stays.head()
+        await stays.until(b"data: ", 3)
+        async with http1(gateway.url) as leaves:
+            await leaves.post(CHAT.path, talk("leave " * 600, stream=True, max_tokens=3000))
+            await gateway.in_phase("prefill")
+            await trio.sleep(0.1)
+        with trio.fail_after(2 * STOP_SECONDS):
+            await slow.released(before + 1)
+        assert not gateway.matching(outcome="completed"), "the other one still streams"
+        await gateway.record(outcome="client_gone", phase="prefill")
+
+
+async def test_progress_is_for_who_asks_for_it(fast: RealEngine) -> None:
+    async with running_gateway(fast.entry) as gateway, http1(gateway.url) as client:
+        plain = await client.ask(CHAT.path, talk("x " * 200, stream=True, max_tokens=4))
+        asked = await client.ask(CHAT.path, talk("y " * 200, stream=True, max_tokens=4, return_progress=True))
+        assert b"prompt_progress" not in plain.body
+        assert asked.body.count(b"prompt_progress") >= 2
+        whole = await client.ask(CHAT.path, talk("x " * 200, max_tokens=4))
+        assert whole.json["object"] == "chat.completion"
+        assert whole.json["usage"]["completion_tokens"] == 4
+
+
+async def test_what_cannot_be_added_up_goes_up_as_it_is(fast: RealEngine) -> None:
+    async with running_gateway(fast.entry) as gateway, http1(gateway.url) as client:
+        answer = await client.ask(CHAT.path, talk(max_tokens=3, logprobs=True))
+        assert len(answer.json["choices"][0]["logprobs"]["content"]) == 3
+        metrics = await gateway.metrics()
+        assert metrics['gateway_unchanged_requests_total{engine="llama"}'] == 1
 
 
 async def test_never_more_at_once_than_it_has_slots(fast: RealEngine) -> None:
