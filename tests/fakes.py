@@ -27,7 +27,6 @@ from gateway.response import Response
 from gateway.words import RawHeaders
 
 CHAT = "/v1/chat/completions"
-URL = "http://e"
 BODY = b'{"model":"m","stream":true}'
 EVENT = b'data: {"x":1}\n\n'
 LAST = b"data: [DONE]\n\n"
@@ -368,7 +367,6 @@ def make_rig(
     slots: int = 1,
     engines: int = 1,
     kind: config.Kind = "vllm",
-    reclaim: config.Reclaim = "off",
     models: tuple[str, ...] | list[tuple[str, ...]] = ("m",),
     stream: dict[str, Any] | None = None,
     admission: dict[str, Any] | None = None,
@@ -379,7 +377,7 @@ def make_rig(
         stream=config.Stream(**(stream or {})),
         admission=config.Admission(**(admission or {})),
         engine=tuple(
-            config.Engine(name=f"e{n}", kind=kind, url=URL, slots=slots, models=served, reclaim=reclaim)
+            config.Engine(name=f"e{n}", kind=kind, url="http://e", slots=slots, models=served, reclaim="off")
             for n, served in enumerate(models if isinstance(models, list) else [models] * engines)
         ),
     )

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-RECLAIM_IS_PROVEN = False
+RECLAIM_IS_PROVEN = True
 """Whether the gateway acts on `reclaim`. Until then records have no `reclaimed_by`: only vLLM is asked."""
 
-FIRST_STEP_IS_PROVEN = False
+FIRST_STEP_IS_PROVEN = True
 """Whether the gateway knows that vLLM's gauges say nothing of a request before its first step is over."""
 
 HEAD = (
