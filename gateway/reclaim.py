@@ -224,7 +224,9 @@ class Reclaimer:
     # What becomes of them.
 
     def _stopped(self, reclaim: Reclaim) -> None:
-        since = min(reclaim.stopped_since, trio.current_time())
+        now = trio.current_time()
+        # Of one that may never have been counted the first look proved nothing.
+        since = min(reclaim.stopped_since, now) if reclaim.counted else now
         reclaim.seconds = since - reclaim.closed
         self._over(reclaim, ReclaimedBy.ENGINE_IDLE)
 
