@@ -95,7 +95,7 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
                     request.phase = Phase.DRAINING
                 clock.stand_still()
                 await _let_go(request, answer, intake, spool)
-        if clock.scope.cancelled_caught and not request.tail.done:
+        if clock.scope.cancelled_caught and not (request.tail.done or request.phase is Phase.DRAINING):
             raise request.stopped_by or clock.ran_out()
         if not request.tail.complete():
             raise _unfinished()
