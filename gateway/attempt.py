@@ -11,18 +11,23 @@ import msgspec
 from gateway.clocks import EngineClock
 from gateway.engine import Answer, Call
 from gateway.errors import EngineError
+from gateway.events import SseTail, Tail
 from gateway.headers import to_engine
 from gateway.intake import Intake
 from gateway.ledger import Slot
-from gateway.profiles import AS_IT_IS, Work
+from gateway.profiles import AS_IT_IS, AskUsage, Work
+from gateway.profiles.unasked import ask_usage
 from gateway.reclaim import Reclaimer
 from gateway.request import Request
 from gateway.splice import set_fields
+from gateway.usage import Meter
 from gateway.words import Phase
 
 
 class Attempt:
     """A request's attempt at one engine, on a slot of it; ``fields`` are those of its body.
+
+    ``ask`` is where a stream is to tell its usage, as far as this kind of engine can be asked for it.
 
     Left by an exception, it hands the slot over to the engine's reclaimer: the engine may go on
     without us. Not if it has nothing of ours (the request wasn't written, or to a dead connection),
@@ -35,6 +40,7 @@ class Attempt:
         reclaimer: Reclaimer,
         slot: Slot,
         fields: Sequence[tuple[str, msgspec.Raw]],
+        ask: AskUsage = "no",
     ) -> None:
         self._request = request
         self._reclaimer = reclaimer
@@ -43,10 +49,16 @@ class Attempt:
         profile = self._engine.profile
         self._id = profile.upstream_id(request.id, request.attempts)
         self._refused = False
+        self._meter: Meter | None = None
         self._rewrite = AS_IT_IS
+        self._fields = fields
         self._lengths: Sequence[tuple[str, int]] = ()
         if profile.rewrites:
             self._rewrite = profile.rewrite(request.route, bool(request.stream), _Fields(fields), self._id)
+        if request.stream:
+            how = min(ask, profile.tells_usage, key=("no", "end", "each").index)
+            self._rewrite = ask_usage(self._rewrite, request.route, _Fields(fields), how)
+        if self._rewrite.fields:
             self._lengths = [(name, len(memoryview(raw))) for name, raw in fields]
 
     def __enter__(self) -> Attempt:
@@ -56,7 +68,10 @@ class Attempt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         request = self._request
-        if error is None or not self._slot.at_engine or (isinstance(error, EngineError) and error.stale):
+        if isinstance(error, EngineError) and error.stale:
+            request.meter = None  # The engine has had nothing of it.
+            return
+        if error is None or not self._slot.at_engine:
             return
         if self._refused or request.tail.done:
             return
@@ -67,8 +82,12 @@ class Attempt:
     def open(self, body: bytes, fresh: bool, clock: EngineClock) -> AbstractAsyncContextManager[Answer]:
         """Call the engine. See :meth:`gateway.engine.Transport.open`."""
         request, engine = self._request, self._engine
+        stream = bool(request.stream) or self._rewrite.gathered
+        meter = self._meter = Meter(request.route, engine.settings.kind, stream, body, self._fields)
+        self._fields = ()
 
         def connected() -> None:
+            request.meter = meter
             self._slot.at_engine = True
             request.phase = Phase.PREFILL
             clock.connected()
@@ -93,10 +112,13 @@ class Attempt:
         """The engine's head is there."""
         self._refused = answer.status >= 400
 
-    def intake(self) -> Intake | None:
-        """Return what is to be done to the bytes of an event stream, if anything."""
-        rewrite = self._rewrite
-        return Intake(rewrite, self._request.route) if rewrite.without_progress or rewrite.gathered else None
+    def intake(self, answer: Answer, tail: Tail) -> Intake:
+        """Return what is done with the bytes of ``answer``, whose body ``tail`` watches."""
+        assert self._meter is not None, "a call that was opened"
+        self._meter.answered(answer.status, tail)
+        # An answer that isn't a stream is the engine's own word, whatever was asked for.
+        rewrite = self._rewrite if isinstance(tail, SseTail) else AS_IT_IS
+        return Intake(rewrite, self._request.route, self._meter)
 
 
 class _Fields(Mapping[str, bytes]):

@@ -11,6 +11,7 @@ from gateway.asking import LoadAnswer, ask_load
 from gateway.engine import Engine
 from gateway.models import EngineModels, ask_models
 from gateway.service import make_engines, make_tls
+from gateway.usagefile import UsageFileError, examine
 
 _ASK_SECONDS = 5.0
 
@@ -22,8 +23,15 @@ _ONE_PROCESS = (
 async def run(settings: config.Config) -> int:
     """Print the configuration and a line for each engine.
 
-    Returns the exit code: 0 if every engine answered, 1 if one did not.
+    Returns the exit code: 0 if every engine answered, 1 if one did not. Raises ConfigError for files
+    that can't be used.
     """
+    if settings.usage.path is not None:
+        try:
+            examine(settings.usage.path)
+        except UsageFileError as error:
+            fault = config.Fault("configuration", "usage.path", f"the file {error}")
+            raise config.ConfigError((fault,)) from None
     print(config.show(settings))
     make_tls(settings)
     engines = make_engines(settings)

@@ -14,7 +14,7 @@ import structlog
 import trio
 
 import gateway
-from gateway import check, config, process, service
+from gateway import check, config, process, service, usagereport
 from gateway.server import BindError, UnknownHypercornError, check_hypercorn
 from gateway.telemetry import configure_logging
 
@@ -30,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     configure_logging()
     try:
+        if options.command == "usage":
+            return usagereport.run(options)
         check_hypercorn()
         settings = config.load(options.config)
         if options.command == "check":
@@ -53,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, about in (
         ("serve", "run the gateway (SIGTERM or Ctrl-C drains, a second one ends it now)"),
         ("check", "validate the configuration, show it, and ask every engine whether it answers"),
+        ("usage", "show the tokens that requests took, from the file that usage.path names"),
     ):
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument(
@@ -61,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
             metavar="FILE",
             help="configuration file (default: %(default)s)",
         )
+        if name == "usage":
+            usagereport.add_arguments(command)
     return parser
 
 

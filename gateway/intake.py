@@ -1,7 +1,7 @@
-"""What is done to an engine's bytes on their way to the client: mostly nothing.
+"""What is done with an engine's bytes on their way to the client: measured, they mostly pass as they are.
 
-The closed list of it is short (docs/life-of-a-request.md): chunks that only tell the prefill's
-progress are kept from clients that didn't ask, and an engine that has to stream is listened to
+The closed list of what is done to them is short: chunks that only tell the prefill's progress, or
+the usage, are kept from clients that didn't ask, and an engine that has to stream is listened to
 until its answer can be given whole.
 """
 
@@ -11,13 +11,20 @@ from gateway.errors import Code, EngineError
 from gateway.profiles import Rewrite
 from gateway.profiles.gathered import Gathered, GatheredError
 from gateway.profiles.progress import WithoutProgress
+from gateway.profiles.unasked import WithoutUsage
+from gateway.usage import Meter
 
 
 class Intake:
     """One answer's bytes, from what the engine sent to what may pass."""
 
-    def __init__(self, rewrite: Rewrite, path: str) -> None:
+    def __init__(self, rewrite: Rewrite, path: str, meter: Meter) -> None:
+        self.measure = meter.feed
+        """To be called with all that comes, before it is sifted."""
+        self._usage = WithoutUsage() if rewrite.without_usage else None
         self._progress = WithoutProgress(throughout=rewrite.throughout) if rewrite.without_progress else None
+        self.sifts = self._usage is not None or self._progress is not None
+        """Whether :meth:`sift` does anything to what may still come."""
         self._gathered = Gathered(path) if rewrite.gathered else None
 
     @property
@@ -31,11 +38,13 @@ class Intake:
             data = self._progress.feed(data)
             if self._progress.over:
                 self._progress = None
-        return data
+                self.sifts = self._usage is not None
+        return data if self._usage is None else self._usage.feed(data)
 
     def rest(self) -> bytes:
         """Return what was held back, at the end."""
-        return self._progress.rest() if self._progress is not None else b""
+        rest = self._progress.rest() if self._progress is not None else b""
+        return rest if self._usage is None else self._usage.feed(rest) + self._usage.rest()
 
     def gather(self, data: bytes) -> None:
         """Add to the answer. Raises EngineError ``engine_failed``."""

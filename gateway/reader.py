@@ -85,7 +85,8 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
                     await trio.lowlevel.checkpoint_if_cancelled()
                     request.dispatched(engine.name)
                     clock.called()
-                    with Attempt(request, work.gateway.reclaimers[engine], slot, work.fields) as attempt:
+                    reclaimer, ask = work.gateway.reclaimers[engine], work.gateway.config.usage.ask_engine
+                    with Attempt(request, reclaimer, slot, work.fields, ask) as attempt:
                         async with AsyncExitStack() as call:
                             answer = await call.enter_async_context(attempt.open(work.body, fresh, clock))
                             intake = await _take_in(work, attempt, answer, spool, clock, commit)
@@ -112,13 +113,13 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
 
 async def _take_in(
     work: Work, attempt: Attempt, answer: Answer, spool: Spool, clock: EngineClock, commit: _Commit
-) -> Intake | None:
+) -> Intake:
     """Bring the answer into the spool until the engine has ended; return what was done to its bytes."""
     request, seconds = work.request, work.gateway.config.stream.heartbeat_seconds
     attempt.answered(answer)
     commit.response = _head(request, work.route, answer, spool)
-    intake = attempt.intake() if isinstance(request.tail, SseTail) else None
-    if intake is not None and intake.gathers:
+    intake = attempt.intake(answer, request.tail)
+    if intake.gathers:
         await _gather(request, answer, intake, clock)
         commit.response = _gathered(request, work.route, answer, intake, spool)
         commit()
@@ -150,7 +151,7 @@ def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Respo
 async def _relay(
     request: Request,
     answer: Answer,
-    intake: Intake | None,
+    intake: Intake,
     spool: Spool,
     clock: EngineClock,
     commit: _Commit,
@@ -161,8 +162,11 @@ async def _relay(
         request.passed(data)
         spool.push(data)
 
+    measure = intake.measure
+
     def take(data: bytes) -> bool:
-        if intake is not None:
+        measure(data)
+        if intake.sifts:
             data = intake.sift(data)
         if data:
             pass_on(data)
@@ -180,18 +184,19 @@ async def _relay(
             await spool.room()
             clock.next_read()
         more = await answer.relay(take)
-    if intake is not None and (rest := intake.rest()):
+    if rest := intake.rest():
         pass_on(rest)
 
 
-async def _first(answer: Answer, intake: Intake | None, clock: EngineClock) -> tuple[bool, bytes]:
+async def _first(answer: Answer, intake: Intake, clock: EngineClock) -> tuple[bool, bytes]:
     """Wait for the first bytes that are for the client; say also whether there may be more."""
-    while (data := await answer.receive()) and intake is not None:
+    while data := await answer.receive():
+        intake.measure(data)
         if passing := intake.sift(data):
             return True, passing
         # The response isn't committed yet, but the engine isn't silent.
         clock.next_read()
-    return bool(data), data
+    return False, b""
 
 
 async def _gather(request: Request, answer: Answer, intake: Intake, clock: EngineClock) -> None:
@@ -201,6 +206,7 @@ async def _gather(request: Request, answer: Answer, intake: Intake, clock: Engin
         if not data:
             raise _unfinished()
         clock.next_read()
+        intake.measure(data)
         if passing := intake.sift(data):
             request.phase = Phase.STREAMING
             request.tail.feed(passing)
@@ -220,13 +226,12 @@ def _gathered(request: Request, route: Route, answer: Answer, intake: Intake, sp
     return Response(status, headers, spool, request.tail, route)
 
 
-async def _let_go(request: Request, answer: Answer, intake: Intake | None, spool: Spool) -> None:
+async def _let_go(request: Request, answer: Answer, intake: Intake, spool: Spool) -> None:
     """Give the engine a moment to end the response, so that the connection can be used again.
 
     The answer is complete, so nothing that happens here is a failure.
     """
-    gathers = intake is not None and intake.gathers
-    if not (request.tail.done or gathers):
+    if not (request.tail.done or intake.gathers):
         return
     with trio.move_on_after(LET_GO_SECONDS):
         try:
@@ -235,7 +240,7 @@ async def _let_go(request: Request, answer: Answer, intake: Intake | None, spool
                 data = await answer.receive()
                 if not data:
                     return
-                if not gathers:
+                if not intake.gathers:
                     spool.push(data)
         except EngineError:
             return

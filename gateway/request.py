@@ -24,6 +24,7 @@ from gateway.errors import GatewayError
 from gateway.events import Tail
 from gateway.headers import Caller, caller_id
 from gateway.spool import Spool
+from gateway.usage import Meter, usage_of
 from gateway.words import CLIENT_CLOSED_REQUEST, Outcome, Phase, ReclaimedBy, first_outcome
 
 FAREWELL_SECONDS = 1.0
@@ -51,6 +52,7 @@ class Request:
         self.query = query
         self.headers = headers
         self.route = "other"
+        self.tenant = ""
         self.model: str | None = None
         self.model_label = ""
         self.engine: str | None = None
@@ -63,6 +65,7 @@ class Request:
         self.tail = Tail()
         self.spool: Spool | None = None
         self.reclaim: Reclaimed | None = None
+        self.meter: Meter | None = None
 
         self.whole: trio.CancelScope | None = None
         self.pending = trio.CancelScope()
@@ -264,6 +267,7 @@ class Request:
             "duration_ms": _milliseconds(_between(self.arrived, self._ended)),
             "bytes": self.bytes,
             "events": self.tail.events,
+            **usage_of(self.meter).fields(),
             "teardown_ms": _milliseconds(self.teardown_seconds),
             **self.reclaimed(),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import structlog
@@ -19,6 +19,8 @@ from gateway.gateway import DRAIN_FAREWELL_SECONDS, Gateway
 from gateway.server import Listener, Plane, bind, tls_context
 from gateway.telemetry import Sink, Telemetry
 from gateway.transport import make_engine
+from gateway.usagefile import UsageFileError
+from gateway.usagestore import UsageStore
 
 log = structlog.get_logger("gateway.service")
 
@@ -55,9 +57,10 @@ async def run(
     """Run a gateway until it has drained. Cancelling it ends everything at once.
 
     ``sink`` gets each access record instead of standard output. Raises BindError when an
-    address can't be listened on, ConfigError for TLS files that can't be used.
+    address can't be listened on, ConfigError for TLS and usage files that can't be used.
     """
-    telemetry = Telemetry(sink=sink)
+    store = make_store(config)
+    telemetry = Telemetry(sink=sink, store=store)
     arrivals = Arrivals()
     engines = make_engines(config, arrivals)
     gateway = Gateway(config, engines, ended=telemetry.ended, reclaimed=telemetry.reclaimed)
@@ -86,7 +89,8 @@ async def run(
         )
         service = Service(tuple(each.name for each in listeners[:-1]), admin.name, gateway)
         # The records are written to the end, also when everything is cancelled at once.
-        async with telemetry.writing(), trio.open_nursery() as nursery:
+        keeping = store.writing() if store is not None else nullcontext()
+        async with keeping, telemetry.writing(), trio.open_nursery() as nursery:
             nursery.start_soon(arrivals.run)
             for reclaimer in gateway.reclaimers.values():
                 nursery.start_soon(reclaimer.run)
@@ -134,6 +138,16 @@ def make_engines(config: Config, arrivals: Arrivals | None = None) -> list[Engin
         with _fault_of(f"engine[{number}].ca"):
             engines.append(make_engine(settings, connect_seconds=seconds, arrivals=arrivals))
     return engines
+
+
+def make_store(config: Config) -> UsageStore | None:
+    """Open the file of usage, if there is to be one. Raises ConfigError when it can't be used."""
+    if config.usage.path is None:
+        return None
+    try:
+        return UsageStore(config.usage)
+    except UsageFileError as error:
+        raise ConfigError((Fault("configuration", "usage.path", f"the file {error}"),)) from None
 
 
 def make_tls(config: Config) -> ssl.SSLContext | None:

@@ -22,10 +22,12 @@ import trio
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gateway.accounts import Accounts
 from gateway.engine import Engine
 from gateway.gateway import Gateway
 from gateway.ghosts import Reclaim
 from gateway.request import Request
+from gateway.usagestore import UsageStore
 from gateway.words import ReclaimedBy
 
 Sink = Callable[[dict[str, Any]], None]
@@ -47,12 +49,13 @@ _TEARDOWN_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
 class Telemetry:
     """Collects what has ended, writes the records, and keeps the metrics.
 
-    ``sink`` receives each record instead of standard output, if given.
+    ``sink`` receives each record instead of standard output, if given; ``store`` keeps what requests took.
     """
 
-    def __init__(self, *, sink: Sink | None = None) -> None:
+    def __init__(self, *, sink: Sink | None = None, store: UsageStore | None = None) -> None:
         self.registry = CollectorRegistry()
         self._sink = sink
+        self.accounts = Accounts(self.registry, store)
         self._unwritten: deque[dict[str, Any]] = deque()
         self._unknown: dict[object, tuple[Request, dict[str, Any]]] = {}
         """Records of requests of which it isn't known yet what becomes of their slots."""
@@ -112,7 +115,9 @@ class Telemetry:
         ):
             if seconds is not None:
                 histogram.observe(seconds)
-        record = {"time": _wall_time(request.arrived), **record}
+        arrived = _wall_time(request.arrived)
+        self.accounts.ended(request, record, arrived)
+        record = {"time": arrived.isoformat(timespec="milliseconds"), **record}
         if request.reclaim is not None and request.reclaim.by is None:
             self._unknown[request.reclaim] = (request, record)
         else:
@@ -211,6 +216,7 @@ class _Live:
         yield CounterMetricFamily(
             "gateway_records_dropped", "Access records that could not be written.", self._telemetry.dropped
         )
+        yield from self._telemetry.accounts.collect()
 
     def _reclaims(self) -> Iterable[Metric]:
         counters = {
@@ -268,7 +274,7 @@ def _write(data: bytes) -> None:
         rest = rest[os.write(sys.stdout.fileno(), rest) :]
 
 
-def _wall_time(instant: float) -> str:
+def _wall_time(instant: float) -> datetime:
     """Return the calendar's word for an instant of Trio's clock."""
     ago = timedelta(seconds=trio.current_time() - instant)
-    return (datetime.now(UTC) - ago).isoformat(timespec="milliseconds")
+    return datetime.now(UTC) - ago

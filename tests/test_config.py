@@ -11,7 +11,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from gateway.config import MASK, Admission, Config, Engine, Kind, Server, Stream, load, parse, show
+from gateway.config import MASK, Admission, Config, Engine, Kind, Server, Stream, Usage, load, parse, show
 from gateway.config import schema as schema_module
 from gateway.config.schema import RECLAIM_SECONDS, Tls
 
@@ -68,6 +68,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         heartbeat_seconds=0,
     )
     assert Admission() == Admission(queue=512, queue_seconds=60)
+    assert Usage() == Usage(path=None, flush_seconds=1, keep_days=400, ask_engine="no")
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
@@ -77,6 +78,12 @@ def test_reclaim_seconds_depends_on_the_kind(kind: Kind) -> None:
     parsed = parse(MINIMAL.replace("vllm", kind), environ={}).engines[0]
     assert built.reclaim_seconds == parsed.reclaim_seconds == expected
     assert RECLAIM_SECONDS[kind].minimum <= expected
+
+
+def test_the_file_of_usage_need_not_be_there_and_lies_beside_the_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f'[usage]\npath = "usage.db"{MINIMAL}')
+    assert load(path, environ={}).usage.path == str(tmp_path / "usage.db")
 
 
 def test_reclaim_seconds_given_is_kept() -> None:
@@ -101,7 +108,7 @@ def test_the_reference_file_holds_every_key_with_its_default() -> None:
     commented = set(re.findall(r"^# (\w+) = ", text, re.MULTILINE))
     required = {"engine.name", "engine.kind", "engine.url", "engine.slots", "engine.models"}
     per_kind = {"engine.reclaim_seconds"}
-    structs = {"server": Server, "stream": Stream, "admission": Admission, "engine": Engine}
+    structs = {"server": Server, "stream": Stream, "admission": Admission, "usage": Usage, "engine": Engine}
     for table, struct in structs.items():
         given = tables[table][0] if table == "engine" else tables[table]
         for path, field in struct_keys(struct, table):
@@ -129,7 +136,7 @@ def test_the_commented_out_examples_are_valid(tmp_path: Path) -> None:
 
 def test_every_key_has_its_meaning_beside_it() -> None:
     source = Path(schema_module.__file__).read_text()
-    for struct in (Server, Tls, Stream, Admission, Engine, Config):
+    for struct in (Server, Tls, Stream, Admission, Usage, Engine, Config):
         body = source.split(f"class {struct.__name__}(")[1].split("\nclass ")[0]
         for field in msgspec.structs.fields(struct):
             meaning = re.search(rf'\n    {field.name}: .*\n    """((?:.|\n)*?)"""', body)

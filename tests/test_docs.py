@@ -39,6 +39,7 @@ TABLES = {
     "server": config.Server,
     "stream": config.Stream,
     "admission": config.Admission,
+    "usage": config.Usage,
     "engine": config.Engine,
 }
 KEYS = {f"{title}.{name}" for title, struct in TABLES.items() for name in struct.__struct_fields__}

@@ -2,7 +2,7 @@
 
 from gateway.config.faults import ConfigError, Fault
 from gateway.config.load import load, parse
-from gateway.config.schema import MASK, Admission, Config, Engine, Kind, Reclaim, Server, Stream, Tls
+from gateway.config.schema import MASK, Admission, Config, Engine, Kind, Reclaim, Server, Stream, Tls, Usage
 from gateway.config.show import show
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Server",
     "Stream",
     "Tls",
+    "Usage",
     "load",
     "parse",
     "show",

@@ -58,6 +58,8 @@ class Format:
     """No message repeats it, because a mistake may have put a secret there."""
     path: bool = False
     """Names a file that must be readable; relative to the configuration file."""
+    made: bool = False
+    """That file is made when it is needed, and need not be there."""
 
 
 def check_text(text: str) -> str | None:

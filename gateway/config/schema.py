@@ -20,13 +20,16 @@ MASK: Final = "********"
 
 YEAR_SECONDS = 365 * 24 * 3600
 """More than a year is a slip of the unit, milliseconds mostly."""
+MAX_DAYS = 36_500
 MAX_BYTES = 2**40
 MAX_COUNT = 1_000_000
 MIN_SPOOL_BYTES = 4096
 
 Kind = Literal["vllm", "sglang", "llamacpp", "ollama", "openai"]
 Reclaim = Literal["off", "observe", "enforce"]
+AskUsage = Literal["no", "end", "each"]
 
+Days = Annotated[int, Meta(ge=0, le=MAX_DAYS)]
 Seconds = Annotated[float, Meta(ge=0, le=YEAR_SECONDS)]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=YEAR_SECONDS)]
 Bytes = Annotated[int, Meta(ge=1, le=MAX_BYTES)]
@@ -38,6 +41,7 @@ Text = Annotated[str, Meta(extra={"format": Format(formats.check_text)})]
 Name = Annotated[str, Meta(extra={"format": Format(formats.check_name)})]
 Address = Annotated[str, Meta(extra={"format": Format(formats.check_address)})]
 Url = Annotated[str, Meta(extra={"format": Format(formats.check_url, quiet=True)})]
+OutputPath = Annotated[str, Meta(extra={"format": Format(formats.check_text, path=True, made=True)})]
 FilePath = Annotated[str, Meta(extra={"format": Format(formats.check_text, path=True)})]
 ApiKey = Annotated[str, Meta(extra={"format": Format(formats.check_api_key, secret=True)})]
 HeaderName = Annotated[str, Meta(extra={"format": Format(formats.check_header_name)})]
@@ -128,6 +132,21 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How long one may wait for a slot, in seconds; then it is answered 503."""
 
 
+class Usage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[usage]`: the tokens of each request, kept in a file."""
+
+    path: OutputPath | None = None
+    """SQLite file, made if it isn't there; without it nothing is kept. A relative path starts at the
+    configuration file."""
+    flush_seconds: PositiveSeconds = 1.0
+    """How many seconds a request's row may wait to be written: what a kill of the process may lose."""
+    keep_days: Days = 400
+    """Older rows are deleted; 0 = kept for ever."""
+    ask_engine: AskUsage = "no"
+    """Whether engines are asked to tell the usage of streams whose clients didn't ask: at their "end", or in
+    "each" chunk where the engine can (vLLM). The clients don't see it."""
+
+
 class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[[engine]]`: one inference server. `repr` masks its secrets."""
 
@@ -179,6 +198,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Timeouts and buffers of one response."""
     admission: Admission = msgspec.field(default_factory=Admission)
     """The queue."""
+    usage: Usage = msgspec.field(default_factory=Usage)
+    """What requests took."""
     engine: Annotated[tuple[Engine, ...], Meta(min_length=1)]
     """The engines, in the file's order; at least one."""
 

@@ -157,7 +157,7 @@ class Walk:
         if reason := wanted.check(text):
             shown = "" if wanted.secret or wanted.quiet else f", got {got(value)}"
             return self.fault(at, reason + shown)
-        return self._readable(text, value, at) if wanted.path else text
+        return self._readable(text, value, at, wanted.made) if wanted.path else text
 
     def _expanded(self, value: str, at: str, wanted: Format) -> Any:
         try:
@@ -168,9 +168,9 @@ class Walk:
             return self.fault(at, "file: is for api_key and the values of headers only")
         return text
 
-    def _readable(self, path: str, raw: str, at: str) -> Any:
+    def _readable(self, path: str, raw: str, at: str, made: bool) -> Any:
         full = os.path.abspath(os.path.join(os.path.dirname(self.file), path))
-        reason = unreadable(full)
+        reason = "" if made else unreadable(full)
         # What came from a variable is not repeated: it may be the wrong one, and a secret.
         shown = full if path == raw else raw
         return self.fault(at, f"can't read {quote(shown)}", reason) if reason else full

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.profiles.base import AS_IT_IS, Ask, Load, Looks, Profile, Rewrite, Work
+from gateway.profiles.base import AS_IT_IS, Ask, AskUsage, Load, Looks, Profile, Rewrite, Work
 from gateway.profiles.llamacpp import LlamaCpp
 from gateway.profiles.ollama import Ollama
 from gateway.profiles.openai import OpenAI
@@ -13,4 +13,4 @@ PROFILES: dict[str, Profile] = {
     profile.kind: profile for profile in (Vllm(), Sglang(), LlamaCpp(), Ollama(), OpenAI())
 }
 
-__all__ = ["AS_IT_IS", "PROFILES", "Ask", "Load", "Looks", "Profile", "Rewrite", "Work"]
+__all__ = ["AS_IT_IS", "PROFILES", "Ask", "AskUsage", "Load", "Looks", "Profile", "Rewrite", "Work"]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from gateway.dialect import OPENAI_PATHS
+
+AskUsage = Literal["no", "end", "each"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,9 @@ class Rewrite:
     """What is done to one request for its engine: ``fields`` (JSON, by name) set in its body.
 
     ``without_progress``: chunks that only tell the prefill's progress are kept from the client, and
-    may come ``throughout`` the answer. ``gathered``: the answer streams though its client wants it
-    whole. ``as_it_is``: it would have been gathered, but can't be exactly.
+    may come ``throughout`` the answer. ``without_usage``: so is what tells the usage. ``gathered``: the
+    answer streams though its client wants it whole. ``as_it_is``: it would have been gathered, but
+    can't be exactly.
     """
 
     fields: Mapping[str, bytes] = field(default_factory=dict)
@@ -91,6 +94,7 @@ class Rewrite:
     throughout: bool = False
     gathered: bool = False
     as_it_is: bool = False
+    without_usage: bool = False
 
 
 AS_IT_IS = Rewrite()
@@ -112,6 +116,9 @@ class Profile:
     """Pages that say what it is doing, asked in this order until one does; none: it can't be asked."""
     hint: ClassVar[str] = ""
     """What an operator can do if none of them says it."""
+    tells_usage: ClassVar[AskUsage] = "no"
+    """Where it can be had to tell its usage in a stream without changing the rest of it: at its end or in
+    each chunk."""
     looks: ClassVar[Looks | None] = None
     """When it may be asked; None: never."""
     abort_paths: ClassVar[tuple[str, ...]] = ()

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import msgspec
 
-from gateway.profiles.base import AS_IT_IS, Ask, Load, Looks, Profile, Rewrite, Work
+from gateway.profiles.base import AS_IT_IS, Ask, AskUsage, Load, Looks, Profile, Rewrite, Work
 from gateway.profiles.exposition import STARTED, Samples, load_from
 
 _WITH_RID = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
@@ -27,6 +27,7 @@ class Sglang(Profile):
     """SGLang."""
 
     kind = "sglang"
+    tells_usage: ClassVar[AskUsage] = "end"
     rewrites = True
     health_path = "/health"
     load_paths: ClassVar[tuple[str, ...]] = ("/metrics",)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import msgspec
 
-from gateway.profiles.base import Ask, Load, Looks, Profile, Work
+from gateway.profiles.base import Ask, AskUsage, Load, Looks, Profile, Work
 from gateway.profiles.exposition import STARTED, Samples, load_from
 
 _ONE_ID = frozenset({"/v1/chat/completions", "/v1/messages"})
@@ -27,6 +27,7 @@ class Vllm(Profile):
     """vLLM."""
 
     kind = "vllm"
+    tells_usage: ClassVar[AskUsage] = "each"
     health_path = "/health"
     load_paths: ClassVar[tuple[str, ...]] = ("/metrics",)
     hint = "vLLM serves GET /metrics unless it is run with --disable-log-stats"

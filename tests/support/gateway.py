@@ -177,6 +177,7 @@ async def running_gateway(
     server: Section | None = None,
     stream: Section | None = None,
     admission: Section | None = None,
+    usage: Section | None = None,
     engine: Section | None = None,
     seconds: float = TEST_SECONDS,
     check: bool = True,
@@ -186,6 +187,7 @@ async def running_gateway(
         "server": {"listen": ["127.0.0.1:0"], "admin": "127.0.0.1:0", **(server or {})},
         "stream": stream or {},
         "admission": admission or {},
+        "usage": usage or {},
     }
     cfg = config.parse(
         toml_of(sections, [entry(e, engine or {}) for e in engines]), file="test.toml", environ={}

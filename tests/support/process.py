@@ -94,13 +94,18 @@ def command(*arguments: str) -> list[str]:
 
 @asynccontextmanager
 async def gateway_process(
-    folder: Path, *engines: ScriptedEngine, server: Section | None = None, pass_fds: tuple[int, ...] = ()
+    folder: Path,
+    *engines: ScriptedEngine,
+    server: Section | None = None,
+    usage: Section | None = None,
+    pass_fds: tuple[int, ...] = (),
 ) -> AsyncIterator[GatewayProcess]:
     """The scripted engines run here, the gateway there."""
     port, admin = free_ports(2)
     addresses = {"listen": [f"127.0.0.1:{port}"], "admin": f"127.0.0.1:{admin}"}
     config = folder / "config.toml"
-    config.write_text(toml_of({"server": {**addresses, **(server or {})}}, [entry(e, {}) for e in engines]))
+    sections = {"server": {**addresses, **(server or {})}, "usage": usage or {}}
+    config.write_text(toml_of(sections, [entry(e, {}) for e in engines]))
     async with trio.open_nursery() as nursery:
         for engine in engines:
             nursery.start_soon(engine.serve)
