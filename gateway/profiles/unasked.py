@@ -12,7 +12,7 @@ Sources: OpenAI API reference (``stream_options``), vLLM's protocol of chats and
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ _MOST_HELD_BYTES = 64 * 1024
 
 _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r(?!\n)")
 _ONLY_USAGE = re.compile(rb'"choices"[ \t]*:[ \t]*\[[ \t]*\]')
-_USAGE = re.compile(rb',[ \t]*"usage"[ \t]*:[ \t]*\{[^{}\r\n]*(?:\{[^{}\r\n]*\}[^{}\r\n]*)*\}')
+_USAGE = re.compile(rb'"usage"[ \t]*:[ \t]*\{[^{}\r\n]*(?:\{[^{}\r\n]*\}[^{}\r\n]*)*\}')
 
 
 def ask_usage(rewrite: Rewrite, path: str, fields: Mapping[str, bytes], how: AskUsage) -> Rewrite:
@@ -88,14 +88,35 @@ class WithoutUsage:
         return held
 
     def _sifted(self, events: bytes) -> bytes:
-        passing, at = [], 0
-        while at < len(events):
-            found = _EVENT_END.search(events, at)
-            end = found.end() if found else len(events)
-            event, at = events[at:end], end
+        passing = []
+        for event in _split(events):
             if self._long or b'"usage"' not in event:
                 self._long = False
                 passing.append(event)
             elif _ONLY_USAGE.search(event) is None:
-                passing.append(_USAGE.sub(b"", event))
+                passing.append(_without_field(event))
         return b"".join(passing)
+
+
+def _split(events: bytes) -> Iterator[bytes]:
+    if b"\r" not in events and events.endswith(b"\n\n"):
+        for event in events[:-2].split(b"\n\n"):
+            yield event + b"\n\n"
+        return
+    at = 0
+    while at < len(events):
+        found = _EVENT_END.search(events, at)
+        end = found.end() if found else len(events)
+        yield events[at:end]
+        at = end
+
+
+def _without_field(event: bytes) -> bytes:
+    """Take the usage out of a chunk: the last object of that name, and the comma before it."""
+    at = len(event)
+    while (at := event.rfind(b'"usage"', 0, at)) >= 0:
+        found = _USAGE.match(event, at)
+        before = event[:at].rstrip(b" \t")
+        if found is not None and before.endswith(b","):
+            return before[:-1] + event[found.end() :]
+    return event
