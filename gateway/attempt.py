@@ -55,8 +55,8 @@ class Attempt:
         self._lengths: Sequence[tuple[str, int]] = ()
         if profile.rewrites:
             self._rewrite = profile.rewrite(request.route, bool(request.stream), _Fields(fields), self._id)
-        if request.stream:
-            how = min(ask, profile.tells_usage, key=("no", "end", "each").index)
+        how = min(ask, profile.tells_usage, key=("no", "end", "each").index)
+        if request.stream and how != "no":
             self._rewrite = ask_usage(self._rewrite, request.route, _Fields(fields), how)
         if self._rewrite.fields:
             self._lengths = [(name, len(memoryview(raw))) for name, raw in fields]

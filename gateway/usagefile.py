@@ -10,8 +10,8 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 APPLICATION_ID = 0x67775573
 """Marks a file as one of ours (``PRAGMA application_id``)."""
@@ -56,8 +56,7 @@ class UsageFileError(Exception):
     """The file can't be used; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One request, as a row of the table. ``time`` is its arrival, in milliseconds of Unix time (UTC)."""
 
     time: int
@@ -75,7 +74,7 @@ class Row:
     request_id: str
 
 
-_INSERT = f"INSERT INTO usage VALUES ({','.join('?' * len(Row.__slots__))})"
+_INSERT = f"INSERT INTO usage VALUES ({','.join('?' * len(Row._fields))})"
 _PURGE = "DELETE FROM usage WHERE rowid IN (SELECT rowid FROM usage WHERE time < ? LIMIT ?)"
 
 
@@ -101,7 +100,7 @@ class UsageFile:
     def write(self, rows: Sequence[Row]) -> None:
         """Write ``rows`` in one transaction."""
         with self._transaction() as connection:
-            connection.executemany(_INSERT, map(astuple, rows))
+            connection.executemany(_INSERT, rows)
 
     def purge(self, before: int) -> int:
         """Delete some of the rows from before a time; return how many."""

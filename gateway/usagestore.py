@@ -65,6 +65,7 @@ class UsageStore:
         assert settings.path is not None
         self._file = UsageFile(settings.path)
         self._file.open()
+        self._file.close()  # It is opened again when there is something to write.
         self._settings = settings
         self._rows: deque[Row] = deque()
         self._dropped = 0
@@ -104,7 +105,7 @@ class UsageStore:
             if not self._flushing.cancelled_caught:  # Else a thread is still stuck in the file.
                 with trio.move_on_after(_LAST_FLUSH_SECONDS, shield=True):
                     await self._flush()
-                    self._file.close()
+                    await _in_thread(self._file.close)
             self._dropped += len(self._rows)
             if self._dropped > self._told_dropped:
                 log.error("usage of requests was lost", rows=self._dropped - self._told_dropped)

@@ -6,7 +6,6 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import astuple
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -128,7 +127,7 @@ def test_a_time_that_is_none(path: Path, since: str, capsys: pytest.CaptureFixtu
 def test_while_the_gateway_writes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
-        writer.execute(f"INSERT INTO usage VALUES ({','.join('?' * 13)})", astuple(ROWS[0]))
+        writer.execute(f"INSERT INTO usage VALUES ({','.join('?' * 13)})", ROWS[0])
         assert "total              4" in said(capsys, "--path", path)
 
 

@@ -7,7 +7,6 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import astuple
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -100,7 +99,7 @@ async def test_rows_are_written_as_they_are(path: Path) -> None:
         for each in rows:
             store.add(each)
         await until_stored(path, 2)
-    assert stored(path) == [astuple(each) for each in rows]
+    assert stored(path) == rows
     assert store.dropped == 0
 
 
