@@ -85,6 +85,9 @@ class UsageFile:
         self._path = path
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
+        self.ending = False
+        """No transaction is the one before another: each closes the connection. Its thread may be the last
+        that knows it."""
 
     def open(self) -> None:
         """Open the file; make it, or its tables, if they aren't there. Raises UsageFileError.
@@ -124,6 +127,8 @@ class UsageFile:
         except BaseException:
             self.close()  # Which also rolls back.
             raise
+        if self.ending:
+            self.close()
 
     def _connect(self) -> sqlite3.Connection:
         # SQLite would go on writing to a file that somebody has deleted.
@@ -189,11 +194,13 @@ def examine(path: str) -> None:
 
 def read_only(path: str) -> sqlite3.Connection:
     """Open a file to read it, also while a gateway writes to it. Raises UsageFileError."""
+    connection: sqlite3.Connection | None = None
     try:
         connection = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)
-        connection.execute("PRAGMA query_only = ON")
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.Error as error:
+        if connection is not None:
+            connection.close()
         if _code(error) == sqlite3.SQLITE_NOTADB:
             raise UsageFileError("isn't a usage file: it isn't an SQLite database") from None
         raise UsageFileError(f"can't be read: {error}") from None

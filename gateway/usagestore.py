@@ -100,6 +100,7 @@ class UsageStore:
                     yield
                 finally:
                     nursery.cancel_scope.cancel()
+                    self._file.ending = True
                     self._flushing.deadline = trio.current_time() + _LAST_FLUSH_SECONDS
         finally:
             if not self._flushing.cancelled_caught:  # Else a thread is still stuck in the file.
