@@ -13,12 +13,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
+from typing import Any
 
 import trio
 
 from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
-from gateway.fairness import Queue
+from gateway.fairness import CLASSES, Queue
 from gateway.lanes import Share, Waiter
 from gateway.ledger import Slot
 
@@ -33,6 +34,8 @@ class Ticket(Waiter):
 
     engines: Sequence[Engine]
     deadline: float
+    came: float
+    tokens: int = 0
     hurried: bool = False
     seat: tuple[Engine, Slot] | None = None
     refusal: GatewayError | None = None
@@ -62,11 +65,39 @@ class Admission:
         """Number of requests in the queue."""
         return len(self.queue)
 
+    def view(self) -> dict[str, Any]:
+        """Describe the queue for the control plane: by tenant, and by the class in which they wait."""
+        now = trio.current_time()
+        tenants: dict[str, dict[str, Any]] = {}
+        classes = dict.fromkeys(CLASSES, 0)
+        for waiter in self.queue:
+            classes[CLASSES[waiter.level]] += 1
+            share = waiter.share
+            seen = tenants.setdefault(
+                share.name, {"waiting": len(share.waiters), "held": share.held, "longest_seconds": 0.0}
+            )
+            assert isinstance(waiter, Ticket)
+            seen["longest_seconds"] = max(seen["longest_seconds"], round(now - waiter.came, 3))
+        return {
+            "waiting": self.waiting,
+            "most": self.queue.most,
+            "classes": classes,
+            "tenants": tenants,
+            "typical_hold": round(self.queue.estimate, 3),
+        }
+
     def ticket(
-        self, engines: Sequence[Engine], cost: int, *, share: Share | None = None, timeout: float = inf
+        self,
+        engines: Sequence[Engine],
+        cost: int,
+        *,
+        tokens: int = 0,
+        share: Share | None = None,
+        timeout: float = inf,
     ) -> Ticket:
         """Make a ticket for a request of ``cost`` slots that may go to any of ``engines``.
 
+        ``tokens`` is what it may need of an engine's KV cache, where that is counted.
         ``share`` is its tenant's, and ``timeout`` how long its client waits for the beginning of an
         answer, in seconds. Raises GatewayError ``invalid_request`` if it could never fit.
         """
@@ -80,14 +111,24 @@ class Admission:
                 f"The request makes {cost} sequences at once; {whose} {most}.",
                 param="n",
             )
-        fitting = [engine for engine in engines if engine.ledger.slots >= cost]
+        fitting = [engine for engine in engines if engine.ledger.slots >= cost and _holds(engine, tokens)]
+        if not fitting:
+            raise GatewayError(
+                Code.INVALID_REQUEST,
+                f"The request may need {tokens} tokens, its prompt and the answer it asks for together; the"
+                f" largest engine for it holds {max(engine.ledger.kv_tokens for engine in engines)}.",
+                param="max_tokens",
+            )
+        now = trio.current_time()
         return Ticket(
             next(self._numbers),
             share,
             tuple(engine.name for engine in fitting),
             cost,
+            tokens=tokens,
             engines=fitting,
-            deadline=trio.current_time() + min(self._queue_seconds, timeout),
+            came=now,
+            deadline=now + min(self._queue_seconds, timeout),
             hurried=timeout < self._queue_seconds,
         )
 
@@ -212,16 +253,22 @@ class Admission:
         if engine is None:
             kept.update(ticket.engines)
             return False
-        ticket.seat = (engine, engine.ledger.grant(ticket.cost))
+        ticket.seat = (engine, engine.ledger.grant(ticket.cost, ticket.tokens))
         return True
 
 
-def _choose(ticket: Ticket, spoken_for: set[Engine]) -> Engine | None:
+def _choose(ticket: Ticket, kept: set[Engine]) -> Engine | None:
     """Return the engine with the fewest running that can take the ticket now."""
     able = [
-        engine for engine in ticket.engines if engine not in spoken_for and engine.ledger.free >= ticket.cost
+        engine
+        for engine in ticket.engines
+        if engine not in kept and engine.ledger.fits(ticket.cost, ticket.tokens)
     ]
     return min(able, key=lambda engine: engine.ledger.running, default=None)
+
+
+def _holds(engine: Engine, tokens: int) -> bool:
+    return not engine.ledger.kv_tokens or tokens <= engine.ledger.kv_tokens
 
 
 def _draining() -> GatewayError:

@@ -14,7 +14,8 @@ import structlog
 import trio
 
 import gateway
-from gateway import check, config, process, service
+from gateway import check, config, keys, process, service
+from gateway.config.formats import check_name
 from gateway.server import BindError, UnknownHypercornError, check_hypercorn
 from gateway.telemetry import configure_logging
 
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     options = _parser().parse_args(arguments)
     configure_logging()
+    if options.command == "key":
+        return keys.run(options.name)
     try:
         check_hypercorn()
         settings = config.load(options.config)
@@ -61,7 +64,18 @@ def _parser() -> argparse.ArgumentParser:
             metavar="FILE",
             help="configuration file (default: %(default)s)",
         )
+    key = commands.add_parser("key", help="API keys of tenants", description="API keys of tenants")
+    kinds = key.add_subparsers(dest="what", required=True, metavar="what")
+    about = "make a key: prints it once, and the line for the configuration"
+    new = kinds.add_parser("new", help=about, description=about)
+    new.add_argument("name", metavar="NAME", type=_tenant_name, help="the tenant's name")
     return parser
+
+
+def _tenant_name(text: str) -> str:
+    if (reason := check_name(text)) is not None:
+        raise argparse.ArgumentTypeError(reason)
+    return text
 
 
 async def _serve(settings: config.Config) -> int:

@@ -28,7 +28,7 @@ FIRST_ESTIMATE = 1.0
 """Seconds that a slot is taken to be held while nothing is known."""
 
 _ESTIMATE_WEIGHT = 1 / 16
-"""How much the latest request counts in the estimate."""
+"""How much the latest request counts in the estimate; of the first ones it is their mean."""
 
 _ACCRUE_SECONDS = 1.0
 """How often what still runs is counted."""
@@ -54,6 +54,7 @@ class Queue:
         self._virtual = [0.0 for _ in CLASSES]
         """By class: when what was served last has started."""
         self._accrued = -inf
+        self._released = 0
         self._size = 0
 
     def __len__(self) -> int:
@@ -128,7 +129,8 @@ class Queue:
         """The slots of one that was seated are free again."""
         self._running.discard(waiter)
         share, held = waiter.share, max(0.0, now - waiter.seated)
-        self.estimate += (held - self.estimate) * _ESTIMATE_WEIGHT
+        self._released += 1
+        self.estimate += (held - self.estimate) * max(_ESTIMATE_WEIGHT, 1 / self._released)
         self._charge(waiter, held - waiter.charged)
         share.held -= waiter.cost
         share.unpark()

@@ -33,11 +33,13 @@ class Slot:
     """Capacity held by one request: as many seats as it makes sequences.
 
     ``at_engine``: the request has been written to the engine, which may be working on it.
+    ``tokens`` is how much of the engine's KV cache is reserved for it.
     """
 
     ledger: Ledger
     seats: tuple[object, ...] = field(repr=False)
     at_engine: bool = False
+    tokens: int = 0
 
     @property
     def cost(self) -> int:
@@ -48,8 +50,12 @@ class Slot:
 class Ledger:
     """Grants and takes back the slots of one engine, synchronously."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, kv_tokens: int = 0) -> None:
         self._limiter = trio.CapacityLimiter(slots)
+        self.kv_tokens = kv_tokens
+        """Tokens that the engine's KV cache holds; 0: they aren't counted."""
+        self.reserved = 0
+        """Tokens reserved in it."""
         self._running: set[Slot] = set()
         self._reclaiming: set[Slot] = set()
         self._ghosts: set[Slot] = set()
@@ -99,14 +105,19 @@ class Ledger:
         """Whether the slot is still its request's."""
         return slot in self._running
 
-    def grant(self, cost: int) -> Slot:
-        """Take ``cost`` slots at once.
+    def fits(self, cost: int, tokens: int = 0) -> bool:
+        """Whether ``cost`` slots and room for ``tokens`` are free."""
+        return cost <= self.free and (not self.kv_tokens or self.reserved + tokens <= self.kv_tokens)
+
+    def grant(self, cost: int, tokens: int = 0) -> Slot:
+        """Take ``cost`` slots at once, and reserve ``tokens``.
 
         Raises trio.WouldBlock, with nothing taken, when there aren't as many free.
         """
-        if cost > self.free:
+        if not self.fits(cost, tokens):
             raise trio.WouldBlock
-        slot = Slot(self, tuple(object() for _ in range(cost)))
+        slot = Slot(self, tuple(object() for _ in range(cost)), tokens=tokens)
+        self.reserved += tokens
         for seat in slot.seats:
             self._limiter.acquire_on_behalf_of_nowait(seat)
         self._running.add(slot)
@@ -133,6 +144,7 @@ class Ledger:
             raise KeyError(slot)
         for seat in slot.seats:
             self._limiter.release_on_behalf_of(seat)
+        self.reserved -= slot.tokens
         self._released += slot.cost
 
     def statement(self) -> Statement:

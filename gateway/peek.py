@@ -57,13 +57,15 @@ class Peek:
     """What the gateway needs to know of a body.
 
     ``stream`` is None where the body doesn't say; ``sequences`` is how many sequences
-    the engine will make at once for it, its cost in slots. ``fields`` are all top-level
+    the engine will make at once for it, its cost in slots. ``max_tokens`` is how long an answer
+    may be, if it says. ``fields`` are all top-level
     fields in order: their names and their values as they stand in the body.
     """
 
     model: str | None
     stream: bool | None
     sequences: int
+    max_tokens: int | None = field(default=None, compare=False)
     fields: Sequence[tuple[str, msgspec.Raw]] = field(default=(), compare=False)
 
 
@@ -90,6 +92,7 @@ def peek(body: bytes, *, path: str = "") -> Peek:
         model=_value(fields, "model", str),
         stream=_value(fields, "stream", bool),
         sequences=_sequences(fields, path),
+        max_tokens=_max_tokens(everything),
         fields=everything,
     )
 
@@ -154,6 +157,28 @@ def _sequences(fields: dict[str, msgspec.Raw], path: str) -> int:
             "n", f"The request asks for more than {_MOST_SEQUENCES} sequences, the most that are possible."
         )
     return each * prompts
+
+
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"})
+
+
+def _max_tokens(fields: Sequence[tuple[str, msgspec.Raw]]) -> int | None:
+    """Read how long the answer may be. It is an estimate's: what is of a wrong type the engine refuses."""
+    longest = None
+    for name, raw in fields:
+        if name in _LIMITS or name == "options":
+            try:
+                value = msgspec.json.decode(raw, type=_Options | int | None)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                continue
+            number = value.num_predict if isinstance(value, _Options) else value
+            if number is not None and number > 0:
+                longest = max(longest or 0, number)
+    return longest
+
+
+class _Options(msgspec.Struct):
+    num_predict: int | None = None
 
 
 _FirstItems = msgspec.defstruct(

@@ -108,6 +108,8 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
     finally:
         commit.scope.cancel()
         request.upstream_closed()
+        if commit.done:
+            work.gateway.settle(request)
 
 
 async def _take_in(
