@@ -36,6 +36,7 @@ class Ticket(Waiter):
     deadline: float
     came: float
     tokens: int = 0
+    inputs: int = 1
     hurried: bool = False
     seat: tuple[Engine, Slot] | None = None
     refusal: GatewayError | None = None
@@ -92,12 +93,14 @@ class Admission:
         cost: int,
         *,
         tokens: int = 0,
+        inputs: int = 1,
         share: Share | None = None,
         timeout: float = inf,
     ) -> Ticket:
         """Make a ticket for a request of ``cost`` slots that may go to any of ``engines``.
 
-        ``tokens`` is what it may need of an engine's KV cache, where that is counted.
+        ``tokens`` is what it may need of an engine's KV cache, where that is counted; ``inputs`` is how
+        many sequences the engine may count for it at most.
         ``share`` is its tenant's, and ``timeout`` how long its client waits for the beginning of an
         answer, in seconds. Raises GatewayError ``invalid_request`` if it could never fit.
         """
@@ -126,6 +129,7 @@ class Admission:
             tuple(engine.name for engine in fitting),
             cost,
             tokens=tokens,
+            inputs=inputs,
             engines=fitting,
             came=now,
             deadline=now + min(self._queue_seconds, timeout),
@@ -253,7 +257,9 @@ class Admission:
         if engine is None:
             kept.update(ticket.engines)
             return False
-        ticket.seat = (engine, engine.ledger.grant(ticket.cost, ticket.tokens))
+        slot = engine.ledger.grant(ticket.cost, ticket.tokens)
+        slot.sequences = ticket.inputs
+        ticket.seat = engine, slot
         return True
 
 

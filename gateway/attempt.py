@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
+from math import inf
 from types import TracebackType
 
 import msgspec
+import trio
 
 from gateway.clocks import EngineClock
 from gateway.engine import Answer, Call
 from gateway.errors import EngineError
+from gateway.events import NdjsonTail, SseTail
 from gateway.headers import to_engine
 from gateway.intake import Intake
 from gateway.ledger import Slot
@@ -43,9 +46,11 @@ class Attempt:
         profile = self._engine.profile
         self._id = profile.upstream_id(request.id, request.attempts)
         self._refused = False
+        self.intake: Intake | None = None
+        """What is to be done to the bytes of the answer, if anything."""
         self._rewrite = AS_IT_IS
         self._lengths: Sequence[tuple[str, int]] = ()
-        if profile.rewrites:
+        if request.route in profile.rewrites:
             self._rewrite = profile.rewrite(request.route, bool(request.stream), _Fields(fields), self._id)
             self._lengths = [(name, len(memoryview(raw))) for name, raw in fields]
 
@@ -56,12 +61,13 @@ class Attempt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         request = self._request
-        if error is None or not self._slot.at_engine or (isinstance(error, EngineError) and error.stale):
+        if self._slot.written == inf or (isinstance(error, EngineError) and error.stale):
             return
-        if self._refused or request.tail.done:
+        if error is None or self._refused or request.tail.done:
+            self._reclaimer.ended.add(trio.current_time(), max(self._slot.cost, self._slot.sequences))
             return
         work = Work(request.route, self._id, self._slot.cost)
-        decoding = request.phase is Phase.STREAMING
+        decoding = request.phase is Phase.STREAMING and request.tail.content_seen
         request.reclaim = self._reclaimer.take(self._slot, work, decoding=decoding)
 
     def open(self, body: bytes, fresh: bool, clock: EngineClock) -> AbstractAsyncContextManager[Answer]:
@@ -69,7 +75,7 @@ class Attempt:
         request, engine = self._request, self._engine
 
         def connected() -> None:
-            self._slot.at_engine = True
+            self._slot.written = trio.current_time()
             request.phase = Phase.PREFILL
             clock.connected()
 
@@ -89,14 +95,28 @@ class Attempt:
             )
         )
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: Answer, *, event_stream: bool) -> None:
         """The engine's head is there."""
-        self._refused = answer.status >= 400
-
-    def intake(self) -> Intake | None:
-        """Return what is to be done to the bytes of an event stream, if anything."""
         rewrite = self._rewrite
-        return Intake(rewrite, self._request.route) if rewrite.without_progress or rewrite.gathered else None
+        self._refused = answer.status >= 400
+        if event_stream and (rewrite.without_progress or rewrite.gathered):
+            self.intake = Intake(rewrite, self._request.route)
+
+    def begun(self) -> None:
+        """The answer has begun: a stream is in the engine's gauges, a whole answer may be out of them."""
+        if isinstance(self._request.tail, SseTail | NdjsonTail):
+            self._slot.counted = self._request.tail.content_seen
+        else:
+            self._slot.held_back = True
+
+    @contextmanager
+    def holding_back(self) -> Iterator[None]:
+        """Nothing is read of the answer meanwhile: the engine may be done with it unknown to us."""
+        before, self._slot.held_back = self._slot.held_back, True
+        try:
+            yield
+        finally:
+            self._slot.held_back = before
 
 
 class _Fields(Mapping[str, bytes]):

@@ -155,6 +155,7 @@ class Gateway:
             plan.engines,
             plan.cost,
             tokens=tokens,
+            inputs=plan.seen.inputs,
             share=tenant.share if tenant else None,
             timeout=client_timeout(request.headers) - (now - request.arrived),
         )
@@ -172,7 +173,7 @@ class Gateway:
     def settle(self, request: Request) -> None:
         """Have the tenant's rates right, once it is known what became of the request.
 
-        That is before the client knows: its next request isn't to be measured by what this one might have used.
+        That is before the client knows: its next request isn't measured by what this one might have used.
         """
         tenant, charge = self._charges.pop(request, (None, None))
         if tenant is None or charge is None:

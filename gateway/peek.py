@@ -31,11 +31,13 @@ LOOKED_AT = frozenset(
         "stream",
         "n",
         "best_of",
+        "n_cmpl",
         "prompt",
         "background",
         "stream_options",
         "return_progress",
         "rid",
+        "request_id",
     }
 )
 """Fields that are read here, or set for an engine."""
@@ -58,7 +60,8 @@ class Peek:
 
     ``stream`` is None where the body doesn't say; ``sequences`` is how many sequences
     the engine will make at once for it, its cost in slots. ``max_tokens`` is how long an answer
-    may be, if it says. ``fields`` are all top-level
+    may be, if it says; ``inputs`` is how many texts it has that the engine may count one by one,
+    though they are done in a moment. ``fields`` are all top-level
     fields in order: their names and their values as they stand in the body.
     """
 
@@ -66,6 +69,7 @@ class Peek:
     stream: bool | None
     sequences: int
     max_tokens: int | None = field(default=None, compare=False)
+    inputs: int = field(default=1, compare=False)
     fields: Sequence[tuple[str, msgspec.Raw]] = field(default=(), compare=False)
 
 
@@ -93,6 +97,7 @@ def peek(body: bytes, *, path: str = "") -> Peek:
         stream=_value(fields, "stream", bool),
         sequences=_sequences(fields, path),
         max_tokens=_max_tokens(everything),
+        inputs=_inputs(everything, path),
         fields=everything,
     )
 
@@ -150,13 +155,21 @@ def _value(fields: dict[str, msgspec.Raw], name: str, kind: type[Any]) -> Any:
 
 
 def _sequences(fields: dict[str, msgspec.Raw], path: str) -> int:
-    each = max(1, _value(fields, "n", int) or 1, _value(fields, "best_of", int) or 1)
+    each = max(1, *(_value(fields, name, int) or 1 for name in ("n", "best_of", "n_cmpl")))
     prompts = _prompts(fields["prompt"]) if path == "/v1/completions" and "prompt" in fields else 1
     if each * prompts > _MOST_SEQUENCES:
         raise _bad(
             "n", f"The request asks for more than {_MOST_SEQUENCES} sequences, the most that are possible."
         )
     return each * prompts
+
+
+_INPUTS = {"/v1/embeddings": "input", "/v1/rerank": "documents"}
+
+
+def _inputs(fields: Sequence[tuple[str, msgspec.Raw]], path: str) -> int:
+    wanted = _INPUTS.get(path)
+    return max((_prompts(raw, name) for name, raw in fields if name == wanted), default=1)
 
 
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"})
@@ -189,12 +202,12 @@ _FirstItems = msgspec.defstruct(
 """The beginning of a list: what is beyond its fields is skipped, and so costs no memory."""
 
 
-def _prompts(raw: msgspec.Raw) -> int:
+def _prompts(raw: msgspec.Raw, name: str = "prompt") -> int:
     """Count the prompts: a string or one list of token numbers is one prompt."""
     if bytes(memoryview(raw)[:1]) != b"[":
         return 1
     try:
         items = takewhile(bool, msgspec.structs.astuple(msgspec.json.decode(raw, type=_FirstItems)))
     except (msgspec.DecodeError, RecursionError):
-        raise _bad("prompt", "The field 'prompt' must be a string or a list.") from None
+        raise _bad(name, f"The field {name!r} must be a string or a list.") from None
     return max(1, sum(bytes(memoryview(item)[:1]) in (b'"', b"[", b"{") for item in items))

@@ -88,13 +88,13 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
                     with Attempt(request, work.gateway.reclaimers[engine], slot, work.fields) as attempt:
                         async with AsyncExitStack() as call:
                             answer = await call.enter_async_context(attempt.open(work.body, fresh, clock))
-                            intake = await _take_in(work, attempt, answer, spool, clock, commit)
+                            await _take_in(work, attempt, answer, spool, clock, commit)
                             # The engine has ended. Its connection may outlive the slot for a moment.
                             afterwards.push_async_exit(call.pop_all())
                 if request.tail.complete():
                     request.phase = Phase.DRAINING
                 clock.stand_still()
-                await _let_go(request, answer, intake, spool)
+                await _let_go(request, answer, attempt.intake, spool)
         if clock.scope.cancelled_caught and not (request.tail.done or request.phase is Phase.DRAINING):
             raise request.stopped_by or clock.ran_out()
         if not request.tail.complete():
@@ -114,21 +114,19 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
 
 async def _take_in(
     work: Work, attempt: Attempt, answer: Answer, spool: Spool, clock: EngineClock, commit: _Commit
-) -> Intake | None:
-    """Bring the answer into the spool until the engine has ended; return what was done to its bytes."""
+) -> None:
+    """Bring the answer into the spool until the engine has ended."""
     request, seconds = work.request, work.gateway.config.stream.heartbeat_seconds
-    attempt.answered(answer)
     commit.response = _head(request, work.route, answer, spool)
-    intake = attempt.intake() if isinstance(request.tail, SseTail) else None
-    if intake is not None and intake.gathers:
-        await _gather(request, answer, intake, clock)
-        commit.response = _gathered(request, work.route, answer, intake, spool)
+    attempt.answered(answer, event_stream=isinstance(request.tail, SseTail))
+    if attempt.intake is not None and attempt.intake.gathers:
+        await _gather(request, answer, attempt, clock)
+        commit.response = _gathered(request, work.route, answer, attempt.intake, spool)
         commit()
-        return intake
+        return
     if seconds and isinstance(request.tail, SseTail):
         work.nursery.start_soon(commit.later, seconds)
-    await _relay(request, answer, intake, spool, clock, commit)
-    return intake
+    await _relay(request, answer, attempt, spool, clock, commit)
 
 
 def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Response:
@@ -150,14 +148,10 @@ def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Respo
 
 
 async def _relay(
-    request: Request,
-    answer: Answer,
-    intake: Intake | None,
-    spool: Spool,
-    clock: EngineClock,
-    commit: _Commit,
+    request: Request, answer: Answer, attempt: Attempt, spool: Spool, clock: EngineClock, commit: _Commit
 ) -> None:
     """Bring the body into the spool until the engine has ended: its last event, or the body's end."""
+    intake = attempt.intake
 
     def pass_on(data: bytes) -> None:
         request.passed(data)
@@ -175,11 +169,13 @@ async def _relay(
     commit()
     if data:
         pass_on(data)
+        attempt.begun()
         clock.next_read()
     while more and not request.tail.done:
         if spool.full:
             clock.stand_still()
-            await spool.room()
+            with attempt.holding_back():
+                await spool.room()
             clock.next_read()
         more = await answer.relay(take)
     if intake is not None and (rest := intake.rest()):
@@ -196,8 +192,10 @@ async def _first(answer: Answer, intake: Intake | None, clock: EngineClock) -> t
     return bool(data), data
 
 
-async def _gather(request: Request, answer: Answer, intake: Intake, clock: EngineClock) -> None:
+async def _gather(request: Request, answer: Answer, attempt: Attempt, clock: EngineClock) -> None:
     """Listen to a stream until its answer is whole. Raises EngineError if it doesn't become so."""
+    intake = attempt.intake
+    assert intake is not None
     while not intake.whole:
         data = await answer.receive()
         if not data:
@@ -206,6 +204,7 @@ async def _gather(request: Request, answer: Answer, intake: Intake, clock: Engin
         if passing := intake.sift(data):
             request.phase = Phase.STREAMING
             request.tail.feed(passing)
+            attempt.begun()
             intake.gather(passing)
 
 
