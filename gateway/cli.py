@@ -1,6 +1,7 @@
 """The ``gateway`` command.
 
-Exit codes: 0 well, 2 the configuration is at fault, 1 everything else.
+Exit codes: 0 well, 2 the configuration (for ``size``: the model's) or the command line is at fault,
+1 everything else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import structlog
 import trio
 
 import gateway
-from gateway import check, config, process, service
+from gateway import check, config, process, service, size
 from gateway.server import BindError, UnknownHypercornError, check_hypercorn
 from gateway.telemetry import configure_logging
 
@@ -28,6 +29,8 @@ EXIT_CONFIG = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     options = _parser().parse_args(arguments)
+    if options.command == "size":
+        return size.run(options)
     configure_logging()
     try:
         check_hypercorn()
@@ -61,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="FILE",
             help="configuration file (default: %(default)s)",
         )
+    size.add_command(commands)
     return parser
 
 
