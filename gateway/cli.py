@@ -1,6 +1,7 @@
 """The ``gateway`` command.
 
-Exit codes: 0 well, 2 the configuration is at fault, 1 everything else.
+Exit codes: 0 well, 2 the configuration (for ``size``: the model's) or the command line is at fault,
+1 everything else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import structlog
 import trio
 
 import gateway
-from gateway import check, config, keys, process, service
+from gateway import check, config, keys, process, service, size
 from gateway.config.formats import check_name
 from gateway.server import BindError, UnknownHypercornError, check_hypercorn
 from gateway.telemetry import configure_logging
@@ -29,6 +30,8 @@ EXIT_CONFIG = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     options = _parser().parse_args(arguments)
+    if options.command == "size":
+        return size.run(options)
     configure_logging()
     if options.command == "key":
         return keys.run(options.name)
@@ -69,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     about = "make a key: prints it once, and the line for the configuration"
     new = kinds.add_parser("new", help=about, description=about)
     new.add_argument("name", metavar="NAME", type=_tenant_name, help="the tenant's name")
+    size.add_command(commands)
     return parser
 
 
