@@ -149,15 +149,19 @@ async def test_a_flood_holds_up_nobody_else() -> None:
 
 
 async def test_weights_share_the_slots() -> None:
+    may_begin = trio.Event()
     engine = ScriptedEngine(Whole(takes=0.01), slots=2)
+    engine.plan = [Whole(takes=may_begin), Whole(takes=may_begin)]
     tenants = [tenant("alice", ALICE, weight=3), tenant("bob", BOB)]
     async with running_gateway(engine, tenants=tenants) as gateway:
         async with trio.open_nursery() as nursery:
-            for _ in range(120):
+            for _ in range(100):
                 nursery.start_soon(ask, gateway, ALICE)
                 nursery.start_soon(ask, gateway, BOB)
-            await gateway.recorded(100, outcome="completed")
-            first = gateway.records[20:100]
+            await gateway.queued(198)
+            may_begin.set()
+            await gateway.recorded(110, outcome="completed")
+            first = gateway.records[10:110]
         ours = sum(record["tenant"] == "alice" for record in first)
         assert ours / len(first) == pytest.approx(0.75, abs=0.1)
 
