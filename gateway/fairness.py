@@ -30,6 +30,9 @@ FIRST_ESTIMATE = 1.0
 _ESTIMATE_WEIGHT = 1 / 16
 """How much the latest request counts in the estimate; of the first ones it is their mean."""
 
+_TYPICAL_WEIGHT = 1 / 8
+_SHORTEST = 0.001
+
 _ACCRUE_SECONDS = 1.0
 """How often what still runs is counted."""
 
@@ -51,6 +54,8 @@ class Queue:
         self._arrived: list[deque[Waiter]] = [deque() for _ in CLASSES]
         self._crowds = _Crowds()
         self._running: set[Waiter] = set()
+        self._typical = FIRST_ESTIMATE
+        """The same, for what is charged in advance: as a geometric mean, which forgets long ones soon."""
         self._virtual = [0.0 for _ in CLASSES]
         """By class: when what was served last has started."""
         self._accrued = -inf
@@ -131,6 +136,8 @@ class Queue:
         share, held = waiter.share, max(0.0, now - waiter.seated)
         self._released += 1
         self.estimate += (held - self.estimate) * max(_ESTIMATE_WEIGHT, 1 / self._released)
+        ratio = max(held, _SHORTEST) / self._typical
+        self._typical *= ratio ** max(_TYPICAL_WEIGHT, 1 / self._released)
         self._charge(waiter, held - waiter.charged)
         share.held -= waiter.cost
         share.unpark()
@@ -160,7 +167,7 @@ class Queue:
         self._running.add(waiter)
         share.held += waiter.cost
         waiter.returns, waiter.seated, waiter.charged = True, now, 0.0
-        self._charge(waiter, self.estimate)
+        self._charge(waiter, self._typical)
 
     def _charge(self, waiter: Waiter, seconds: float) -> None:
         waiter.charged += seconds
