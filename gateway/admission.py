@@ -168,12 +168,14 @@ class Admission:
     def _at_once(self, ticket: Ticket) -> tuple[Engine, Slot] | None:
         if self._closed:
             raise _draining()
+        now = trio.current_time()
+        if self.queue.seat_now(ticket, self._seat, now):
+            return self._seated(ticket)
         ticket.called = trio.Event()
-        self.queue.add(ticket, trio.current_time())
+        self.queue.add(ticket, now)
         self._grant()
         if ticket.seat is not None:
-            seat, ticket.seat = ticket.seat, None
-            return seat
+            return self._seated(ticket)
         if (surplus := self.queue.surplus(ticket)) is not None:
             self._refuse(surplus, self._full(surplus.share))
         if ticket.refusal is not None:
@@ -202,7 +204,11 @@ class Admission:
                 "No slot became free in time; try again later.",
                 retry_after=self._expected(ticket),
             )
+        return self._seated(ticket)
+
+    def _seated(self, ticket: Ticket) -> tuple[Engine, Slot]:
         seat, ticket.seat = ticket.seat, None
+        assert seat is not None
         return seat
 
     def _leave(self, ticket: Ticket) -> None:
@@ -248,8 +254,6 @@ class Admission:
     def _grant(self) -> None:
         for ticket in self.queue.grant(self._seat, trio.current_time()):
             assert isinstance(ticket, Ticket)
-            assert ticket.seat is not None
-            self._granted[ticket.seat[1]] = ticket
             ticket.called.set()
 
     def _seat(self, ticket: Ticket, kept: set[Engine]) -> bool:
@@ -259,6 +263,7 @@ class Admission:
             return False
         slot = engine.ledger.grant(ticket.cost, ticket.tokens)
         slot.sequences = ticket.inputs
+        self._granted[slot] = ticket
         ticket.seat = engine, slot
         return True
 

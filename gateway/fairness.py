@@ -82,6 +82,20 @@ class Queue:
         self._lane(waiter).add(waiter)
         self._arrived[waiter.level].append(waiter)
 
+    def seat_now(self, waiter: Waiter, seat: Seat, now: float) -> bool:
+        """Seat one for which there is nobody to wait for; say whether that could be done.
+
+        So it is mostly, and it is the short way of :meth:`add` and :meth:`grant`.
+        """
+        share = waiter.share
+        if self._size or not share.may_hold(waiter.cost) or not seat(waiter, set()):
+            return False
+        if not share.held:
+            share.virtual = max(share.virtual, self._virtual[share.priority])
+        waiter.level = share.priority
+        self._begun(waiter, now)
+        return True
+
     def surplus(self, waiter: Waiter) -> Waiter | None:
         """Return who has to give way for one that waits now, if there are too many; perhaps itself.
 
@@ -107,6 +121,8 @@ class Queue:
         ``seat`` seats a waiter and says whether it did; it is told what is kept for those before
         it, and adds to that what it keeps for one that it can't seat.
         """
+        if not self._size:
+            return
         self._promote(now)
         self._accrue(now)
         kept: set[Any] = set()
