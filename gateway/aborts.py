@@ -18,6 +18,7 @@ _LOOK_AGAIN_SECONDS = 10.0
 """Between two searches for an abort page that weren't answered."""
 
 _MOST_AT_ONCE = 256
+_MOST_WANTED = 4096
 
 _NOT_THERE = frozenset({401, 403, 404, 405, 501})
 
@@ -42,6 +43,7 @@ class Aborts:
         """Have ``work`` aborted."""
         if self._engine.profile.abort_paths:
             self._wanted.append(work)
+            del self._wanted[:-_MOST_WANTED]  # The oldest are over by themselves, or never.
             self._something.set()
 
     def forget(self) -> None:
@@ -77,7 +79,10 @@ class Aborts:
             return
         status, index = answer
         named = [path for path in profile.abort_paths if b'"%b"' % path.encode("ascii") in index]
-        self._pages, self._look_at = named if status == 200 else [], inf
+        if status == 200 or status in _NOT_THERE:
+            self._pages, self._look_at = named if status == 200 else [], inf
+        else:
+            self._look_at = now + _LOOK_AGAIN_SECONDS
 
     async def _abort(self, wanted: list[Work]) -> None:
         while self._pages:

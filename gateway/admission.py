@@ -2,74 +2,139 @@
 
 Granting is one synchronous step: whoever frees a slot grants the next ticket in
 the same step, so that no instant exists at which a slot is free while somebody
-admissible waits. The queue is first come first served for each engine: a ticket
-that waits for an engine is not overtaken there by a later, cheaper one, while
-tickets for other engines pass by.
+admissible waits. Who is next is :mod:`gateway.fairness`'s to say.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
+from typing import Any
 
 import trio
 
 from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
+from gateway.fairness import CLASSES, Queue
+from gateway.lanes import Share, Waiter
 from gateway.ledger import Slot
 
 
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """A request's place: its order of arrival, its cost in slots, the engines it may go to.
+@dataclass(eq=False, slots=True, kw_only=True)
+class Ticket(Waiter):
+    """A request's place: besides what a waiter is, the engines it may go to.
 
-    It is kept across retries, and with it the place and the ``deadline`` (Trio's clock).
+    It is kept across retries, and with it the place and the ``deadline`` (Trio's clock), which
+    may be ``hurried`` by its client.
     """
 
-    number: int
     engines: Sequence[Engine]
-    cost: int
     deadline: float
+    came: float
+    tokens: int = 0
+    inputs: int = 1
+    hurried: bool = False
     seat: tuple[Engine, Slot] | None = None
     refusal: GatewayError | None = None
     called: trio.Event = field(default_factory=trio.Event)
 
 
 class Admission:
-    """Grants slots of all engines and keeps the one queue in front of them."""
+    """Grants slots of all engines and keeps the one queue in front of them.
 
-    def __init__(self, *, queue: int, queue_seconds: float) -> None:
-        self._most_waiting = queue
+    ``queue`` and ``queue_seconds`` are how many may wait and how long; who has waited
+    ``promote_seconds`` is a class of priority up.
+    """
+
+    def __init__(self, *, queue: int, queue_seconds: float, promote_seconds: float = 0.0) -> None:
+        self.queue = Queue(most=queue, promote_seconds=promote_seconds)
         self._queue_seconds = queue_seconds
-        self._waiting: list[Ticket] = []
         self._numbers = count()
+        self._granted: dict[Slot, Ticket] = {}
+        self._everybody = Share("")
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<Admission {self.waiting} of {self._most_waiting} waiting>"
+        return f"<Admission {self.waiting} of {self.queue.most} waiting>"
 
     @property
     def waiting(self) -> int:
         """Number of requests in the queue."""
-        return len(self._waiting)
+        return len(self.queue)
 
-    def ticket(self, engines: Sequence[Engine], cost: int) -> Ticket:
+    def view(self) -> dict[str, Any]:
+        """Describe the queue for the control plane: by tenant, and by the class in which they wait."""
+        now = trio.current_time()
+        tenants: dict[str, dict[str, Any]] = {}
+        classes = dict.fromkeys(CLASSES, 0)
+        for waiter in self.queue:
+            classes[CLASSES[waiter.level]] += 1
+            share = waiter.share
+            seen = tenants.setdefault(
+                share.name, {"waiting": len(share.waiters), "held": share.held, "longest_seconds": 0.0}
+            )
+            assert isinstance(waiter, Ticket)
+            seen["longest_seconds"] = max(seen["longest_seconds"], round(now - waiter.came, 3))
+        return {
+            "waiting": self.waiting,
+            "most": self.queue.most,
+            "classes": classes,
+            "tenants": tenants,
+            "typical_hold": round(self.queue.estimate, 3),
+        }
+
+    def ticket(
+        self,
+        engines: Sequence[Engine],
+        cost: int,
+        *,
+        tokens: int = 0,
+        inputs: int = 1,
+        share: Share | None = None,
+        timeout: float = inf,
+    ) -> Ticket:
         """Make a ticket for a request of ``cost`` slots that may go to any of ``engines``.
 
-        Raises GatewayError ``invalid_request`` if it could never fit.
+        ``tokens`` is what it may need of an engine's KV cache, where that is counted; ``inputs`` is how
+        many sequences the engine may count for it at most.
+        ``share`` is its tenant's, and ``timeout`` how long its client waits for the beginning of an
+        answer, in seconds. Raises GatewayError ``invalid_request`` if it could never fit.
         """
+        share = share or self._everybody
         largest = max(engine.ledger.slots for engine in engines)
-        if cost > largest:
+        most = min(largest, share.slots or largest)
+        if cost > most:
+            whose = "the largest engine for it holds" if most == largest else "its tenant may hold"
             raise GatewayError(
                 Code.INVALID_REQUEST,
-                f"The request makes {cost} sequences at once; the largest engine for it holds {largest}.",
+                f"The request makes {cost} sequences at once; {whose} {most}.",
                 param="n",
             )
-        fitting = [engine for engine in engines if engine.ledger.slots >= cost]
-        return Ticket(next(self._numbers), fitting, cost, trio.current_time() + self._queue_seconds)
+        fitting = [engine for engine in engines if engine.ledger.slots >= cost and _holds(engine, tokens)]
+        if not fitting:
+            raise GatewayError(
+                Code.INVALID_REQUEST,
+                f"The request may need {tokens} tokens, its prompt and the answer it asks for together; the"
+                f" largest engine for it holds {max(engine.ledger.kv_tokens for engine in engines)}.",
+                param="max_tokens",
+            )
+        now = trio.current_time()
+        return Ticket(
+            next(self._numbers),
+            share,
+            tuple(engine.name for engine in fitting),
+            cost,
+            tokens=tokens,
+            inputs=inputs,
+            engines=fitting,
+            came=now,
+            deadline=now + min(self._queue_seconds, timeout),
+            hurried=timeout < self._queue_seconds,
+        )
 
     @asynccontextmanager
     async def slot(
@@ -91,36 +156,34 @@ class Admission:
     def give_back(self, engine: Engine, slot: Slot) -> None:
         """Return a slot, and grant in the same step whoever can go now."""
         engine.ledger.give_back(slot)
+        self.queue.release(self._granted.pop(slot), trio.current_time())
         self._grant()
 
     def close(self) -> None:
         """Refuse everybody who waits and everybody who comes: the gateway is draining."""
         self._closed = True
-        for ticket in self._waiting:
-            ticket.refusal = _draining()
-            ticket.called.set()
-        self._waiting.clear()
+        for ticket in tuple(self.queue):
+            self._refuse(ticket, _draining())
 
     def _at_once(self, ticket: Ticket) -> tuple[Engine, Slot] | None:
         if self._closed:
             raise _draining()
-        self._enqueue(ticket)
+        now = trio.current_time()
+        if self.queue.seat_now(ticket, self._seat, now):
+            return self._seated(ticket)
+        ticket.called = trio.Event()
+        self.queue.add(ticket, now)
         self._grant()
-        if ticket.seat is None:
-            return None
-        seat, ticket.seat = ticket.seat, None
-        return seat
+        if ticket.seat is not None:
+            return self._seated(ticket)
+        if (surplus := self.queue.surplus(ticket)) is not None:
+            self._refuse(surplus, self._full(surplus.share))
+        if ticket.refusal is not None:
+            raise ticket.refusal
+        self._check_that_it_can_start(ticket)
+        return None
 
     async def _in_turn(self, ticket: Ticket, waiting: Callable[[], None]) -> tuple[Engine, Slot]:
-        # Nobody is pushed out: only the youngest can find the queue full, not a retry that keeps its place.
-        if len(self._waiting) > self._most_waiting and ticket is self._waiting[-1]:
-            self._leave(ticket)
-            waiting_now = (
-                f"{self._most_waiting} requests are waiting already"
-                if self._most_waiting
-                else "no slot is free"
-            )
-            raise GatewayError(Code.QUEUE_FULL, f"The gateway is full: {waiting_now}; try again later.")
         waiting()
         try:
             with trio.move_on_at(ticket.deadline):
@@ -137,43 +200,86 @@ class Admission:
             raise ticket.refusal
         if ticket.seat is None:
             raise GatewayError(
-                Code.QUEUE_TIMEOUT, f"No slot became free within {self._queue_seconds:g} s; try again later."
+                Code.QUEUE_TIMEOUT,
+                "No slot became free in time; try again later.",
+                retry_after=self._expected(ticket),
             )
-        seat, ticket.seat = ticket.seat, None
-        return seat
+        return self._seated(ticket)
 
-    def _enqueue(self, ticket: Ticket) -> None:
-        ticket.called = trio.Event()
-        insort(self._waiting, ticket, key=lambda waiting: waiting.number)
+    def _seated(self, ticket: Ticket) -> tuple[Engine, Slot]:
+        seat, ticket.seat = ticket.seat, None
+        assert seat is not None
+        return seat
 
     def _leave(self, ticket: Ticket) -> None:
         """Take a ticket out of the queue, and let those go whom it held up."""
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
+        if ticket.queued:
+            self.queue.remove(ticket)
             self._grant()
 
+    def _refuse(self, ticket: Waiter, refusal: GatewayError) -> None:
+        assert isinstance(ticket, Ticket)
+        self.queue.remove(ticket)
+        ticket.refusal = refusal
+        ticket.called.set()
+
+    def _full(self, share: Share) -> GatewayError:
+        if share.queue and len(share.waiters) > share.queue:
+            waiting_now = f"{share.queue} requests of your key's tenant are waiting already"
+        elif self.queue.most:
+            waiting_now = f"{self.queue.most} requests are waiting already"
+        else:
+            waiting_now = "no slot is free"
+        return GatewayError(Code.QUEUE_FULL, f"The gateway is full: {waiting_now}; try again later.")
+
+    def _check_that_it_can_start(self, ticket: Ticket) -> None:
+        """Refuse at once what would still wait when its client has stopped waiting."""
+        if not ticket.hurried:
+            return
+        left = ticket.deadline - trio.current_time()
+        expected = self._expected(ticket)
+        if expected > left:
+            self._leave(ticket)
+            raise GatewayError(
+                Code.QUEUE_TIMEOUT,
+                f"A slot is expected to be free in {expected} s, and the client waits for {left:.1f} s.",
+                retry_after=expected,
+            )
+
+    def _expected(self, ticket: Ticket) -> int:
+        """Estimate in how many seconds another request like this one could start."""
+        slots = sum(engine.ledger.slots for engine in ticket.engines)
+        return max(1, math.ceil(self.queue.expected_wait(ticket.share, slots)))
+
     def _grant(self) -> None:
-        """Grant every ticket that can go now, oldest first."""
-        spoken_for: set[Engine] = set()
-        granted = []
-        for ticket in self._waiting:
-            engine = _choose(ticket, spoken_for)
-            if engine is None:
-                spoken_for.update(ticket.engines)
-                continue
-            ticket.seat = (engine, engine.ledger.grant(ticket.cost))
+        for ticket in self.queue.grant(self._seat, trio.current_time()):
+            assert isinstance(ticket, Ticket)
             ticket.called.set()
-            granted.append(ticket)
-        for ticket in granted:
-            self._waiting.remove(ticket)
+
+    def _seat(self, ticket: Ticket, kept: set[Engine]) -> bool:
+        engine = _choose(ticket, kept)
+        if engine is None:
+            kept.update(ticket.engines)
+            return False
+        slot = engine.ledger.grant(ticket.cost, ticket.tokens)
+        slot.sequences = ticket.inputs
+        self._granted[slot] = ticket
+        ticket.seat = engine, slot
+        return True
 
 
-def _choose(ticket: Ticket, spoken_for: set[Engine]) -> Engine | None:
+def _choose(ticket: Ticket, kept: set[Engine]) -> Engine | None:
     """Return the engine with the fewest running that can take the ticket now."""
     able = [
-        engine for engine in ticket.engines if engine not in spoken_for and engine.ledger.free >= ticket.cost
+        engine
+        for engine in ticket.engines
+        if engine not in kept and engine.ledger.fits(ticket.cost, ticket.tokens)
     ]
     return min(able, key=lambda engine: engine.ledger.running, default=None)
+
+
+def _holds(engine: Engine, tokens: int) -> bool:
+    return not engine.ledger.kv_tokens or tokens <= engine.ledger.kv_tokens
 
 
 def _draining() -> GatewayError:

@@ -72,8 +72,9 @@ class DataPlane(QuartTrio):
 
         async def compose(nursery: trio.Nursery) -> Response:
             self.gateway.look_at_head(request)
+            tenant = self.gateway.identify(request)
             if is_models_path(request.path):
-                return await self.models.answer(request)
-            return await infer(nursery, request, client, self.gateway)
+                return await self.models.answer(request, tenant)
+            return await infer(nursery, request, client, self.gateway, tenant)
 
         await serve(request, client, self.gateway, compose)

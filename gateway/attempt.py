@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
+from math import inf
 from types import TracebackType
 
 import msgspec
+import trio
 
 from gateway.clocks import EngineClock
 from gateway.engine import Answer, Call
 from gateway.errors import EngineError
-from gateway.events import SseTail, Tail
+from gateway.events import NdjsonTail, SseTail, Tail
 from gateway.headers import to_engine
 from gateway.intake import Intake
 from gateway.ledger import Slot
@@ -50,10 +52,12 @@ class Attempt:
         self._id = profile.upstream_id(request.id, request.attempts)
         self._refused = False
         self._meter: Meter | None = None
+        self.intake: Intake | None = None
+        """What is to be done to the bytes of the answer, if anything."""
         self._rewrite = AS_IT_IS
         self._fields = fields
         self._lengths: Sequence[tuple[str, int]] = ()
-        if profile.rewrites:
+        if request.route in profile.rewrites:
             self._rewrite = profile.rewrite(request.route, bool(request.stream), _Fields(fields), self._id)
         how = min(ask, profile.tells_usage, key=("no", "end", "each").index)
         if request.stream and how != "no":
@@ -71,12 +75,13 @@ class Attempt:
         if isinstance(error, EngineError) and error.stale:
             request.meter = None  # The engine has had nothing of it.
             return
-        if error is None or not self._slot.at_engine:
+        if self._slot.written == inf:
             return
-        if self._refused or request.tail.done:
+        if error is None or self._refused or request.tail.done:
+            self._reclaimer.ended.add(trio.current_time(), max(self._slot.cost, self._slot.sequences))
             return
         work = Work(request.route, self._id, self._slot.cost)
-        decoding = request.phase is Phase.STREAMING
+        decoding = request.phase is Phase.STREAMING and request.tail.content_seen
         request.reclaim = self._reclaimer.take(self._slot, work, decoding=decoding)
 
     def open(self, body: bytes, fresh: bool, clock: EngineClock) -> AbstractAsyncContextManager[Answer]:
@@ -88,7 +93,7 @@ class Attempt:
 
         def connected() -> None:
             request.meter = meter
-            self._slot.at_engine = True
+            self._slot.written = trio.current_time()
             request.phase = Phase.PREFILL
             clock.connected()
 
@@ -108,17 +113,31 @@ class Attempt:
             )
         )
 
-    def answered(self, answer: Answer) -> None:
-        """The engine's head is there."""
-        self._refused = answer.status >= 400
-
-    def intake(self, answer: Answer, tail: Tail) -> Intake:
-        """Return what is done with the bytes of ``answer``, whose body ``tail`` watches."""
+    def answered(self, answer: Answer, tail: Tail) -> Intake:
+        """The engine's head is there; return what is done to the bytes behind it, which ``tail`` watches."""
         assert self._meter is not None, "a call that was opened"
+        self._refused = answer.status >= 400
         self._meter.answered(answer.status, tail)
         # An answer that isn't a stream is the engine's own word, whatever was asked for.
         rewrite = self._rewrite if isinstance(tail, SseTail) else AS_IT_IS
-        return Intake(rewrite, self._request.route, self._meter)
+        self.intake = Intake(rewrite, self._request.route, self._meter)
+        return self.intake
+
+    def begun(self) -> None:
+        """The answer has begun: a stream is in the engine's gauges, a whole answer may be out of them."""
+        if isinstance(self._request.tail, SseTail | NdjsonTail):
+            self._slot.counted = self._request.tail.content_seen
+        else:
+            self._slot.held_back = True
+
+    @contextmanager
+    def holding_back(self) -> Iterator[None]:
+        """Nothing is read of the answer meanwhile: the engine may be done with it unknown to us."""
+        before, self._slot.held_back = self._slot.held_back, True
+        try:
+            yield
+        finally:
+            self._slot.held_back = before
 
 
 class _Fields(Mapping[str, bytes]):

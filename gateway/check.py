@@ -42,7 +42,10 @@ async def run(settings: config.Config) -> int:
     for engine in engines:
         await engine.transport.aclose()
     print(_ONE_PROCESS)
-    print("No tenants are configured: whoever reaches server.listen may use every model.")
+    if settings.tenant:
+        print(f"Tenants: {', '.join(tenant.name for tenant in settings.tenant)}; every request needs a key.")
+    else:
+        print("No tenants are configured: whoever reaches server.listen may use every model.")
     return 0 if all(answers.values()) else 1
 
 

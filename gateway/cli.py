@@ -1,6 +1,7 @@
 """The ``gateway`` command.
 
-Exit codes: 0 well, 2 the configuration is at fault, 1 everything else.
+Exit codes: 0 well, 2 the configuration (for ``size``: the model's) or the command line is at fault,
+1 everything else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import structlog
 import trio
 
 import gateway
-from gateway import check, config, process, service, usagereport
+from gateway import check, config, keys, process, service, size, usagereport
+from gateway.config.formats import check_name
 from gateway.server import BindError, UnknownHypercornError, check_hypercorn
 from gateway.telemetry import configure_logging
 
@@ -28,7 +30,11 @@ EXIT_CONFIG = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     options = _parser().parse_args(arguments)
+    if options.command == "size":
+        return size.run(options)
     configure_logging()
+    if options.command == "key":
+        return keys.run(options.name)
     try:
         if options.command == "usage":
             return usagereport.run(options)
@@ -66,7 +72,19 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name == "usage":
             usagereport.add_arguments(command)
+    key = commands.add_parser("key", help="API keys of tenants", description="API keys of tenants")
+    kinds = key.add_subparsers(dest="what", required=True, metavar="what")
+    about = "make a key: prints it once, and the line for the configuration"
+    new = kinds.add_parser("new", help=about, description=about)
+    new.add_argument("name", metavar="NAME", type=_tenant_name, help="the tenant's name")
+    size.add_command(commands)
     return parser
+
+
+def _tenant_name(text: str) -> str:
+    if (reason := check_name(text)) is not None:
+        raise argparse.ArgumentTypeError(reason)
+    return text
 
 
 async def _serve(settings: config.Config) -> int:

@@ -53,6 +53,10 @@ def control_plane(gateway: Gateway, telemetry: Telemetry) -> QuartTrio:
         live = [request.view() for request in gateway.requests]
         return jsonify(requests=live, queued=gateway.admission.waiting), 200
 
+    @app.get("/admin/queue")
+    async def queue() -> Answer:
+        return jsonify(gateway.admission.view()), 200
+
     @app.delete("/admin/requests/<request_id>")
     async def cancel(request_id: str) -> Answer:
         request = gateway.requests.get(request_id)

@@ -81,7 +81,7 @@ class Engine:
     def __init__(self, settings: config.Engine, transport: Transport, *, host: bytes, prefix: bytes) -> None:
         self.settings = settings
         self.name = settings.name
-        self.ledger = Ledger(settings.slots)
+        self.ledger = Ledger(settings.slots, settings.kv_tokens)
         self.as_they_are = 0
         """Requests that went up unchanged though this kind of engine stops better if it streams."""
         self.profile = PROFILES[settings.kind]

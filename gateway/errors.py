@@ -65,12 +65,20 @@ class GatewayError(Exception):
     ``code`` is the machine-readable reason, ``message`` says what was wrong and what
     to do, ``param`` names the request's field if one is to blame. ``detail`` is for the
     access record alone: an engine's address, for instance, is nobody's business outside.
+    ``retry_after`` is when another try makes sense, in seconds, if that is known.
     """
 
     def __init__(
-        self, code: Code, message: str, *, param: str | None = None, detail: str | None = None
+        self,
+        code: Code,
+        message: str,
+        *,
+        param: str | None = None,
+        detail: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
+        self._retry_after = retry_after
         self.code = code
         self.message = message
         self.param = param
@@ -89,7 +97,7 @@ class GatewayError(Exception):
     @property
     def retry_after(self) -> int | None:
         """Seconds for ``Retry-After``: 429 and 503 carry it (RFC 9110, 10.2.3)."""
-        return RETRY_AFTER_SECONDS if self.status in (429, 503) else None
+        return (self._retry_after or RETRY_AFTER_SECONDS) if self.status in (429, 503) else None
 
     def bare(self) -> GatewayError:
         """Return it without the frames it came through, for keeping.

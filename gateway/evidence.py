@@ -1,16 +1,21 @@
 """Whether requests that were cut short have stopped, worked out from what an engine says of itself.
 
 Gauges count the whole engine, so nothing is said of a single request; but numbers add up. An
-engine that has ``busy`` sequences, ``own`` of them of our running requests, has ``busy - own``
-others. If ``owed`` requests were cut short and there are fewer others than that, some have stopped.
-Which ones makes no difference to what may be given to the engine next; the oldest count as them.
+engine that has ``busy`` sequences, ``own`` of them of our running requests for certain, has
+``busy - own`` others at most. If ``owed`` requests were cut short and there are fewer others than
+that, some have stopped. Which ones makes no difference to what may be given to the engine next; the
+oldest count as them.
 
-One look isn't enough: it has to be seen twice, at least a step of the engine apart, both times
-after the close. A look that finds fewer than our own is older than they are, and void.
+For certain are requests whose answers have begun, and those that have been there for long; a new
+one may not be in the gauges yet, and one whose answer we have stopped reading, because its client is
+slow, may be out of them already. One look isn't enough: it has to be seen twice, at least a step of
+the engine apart, both times after the close. A look that finds fewer than our own is older than they
+are, and void.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -24,6 +29,11 @@ requests that have just ended are in its gauges for a moment."""
 
 _FOREIGN_LOOKS = 3
 
+_LATELY_SECONDS = 5.0
+"""Longer than a look and a step."""
+
+_MOST_STARTS = 64
+
 FOREIGN_OVER_SECONDS = 60.0
 """How long such load must be gone until the engine is believed again."""
 
@@ -32,8 +42,8 @@ FOREIGN_OVER_SECONDS = 60.0
 class Look:
     """What an engine said, when it was asked and when it had answered (seconds of one clock).
 
-    ``own`` is the number of our running sequences at the engine: the lower one of before and
-    after; ``most`` is the higher one, with those on their way to it.
+    ``own`` is how many sequences of our running requests it has counted for certain, ``most``
+    how many it may have counted at most.
     """
 
     load: Load
@@ -49,8 +59,13 @@ class Look:
 
     @property
     def others(self) -> int:
-        """Sequences that aren't those of our running requests."""
+        """Sequences that may not be those of our running requests."""
         return max(0, self.load.busy - self.own)
+
+    @property
+    def strangers(self) -> int:
+        """Sequences that can't be those of our running requests."""
+        return max(0, self.load.busy - self.most)
 
 
 @dataclass(eq=False, slots=True)
@@ -77,19 +92,27 @@ def weigh(look: Look, suspects: Sequence[AnySuspect], ghosts: int, looks: Looks)
     ``ghosts`` sequences are known to go on and keep their slots: they account for so many others.
     """
     if look.void:
+        for each in suspects:
+            each.said_busy = False
         return []
     closed = [each for each in suspects if each.closed < look.asked]
     owed = sum(each.cost for each in closed)
     stopped = owed - max(0, look.others - ghosts)
-    all_counted = look.others >= owed + ghosts
+    perhaps = owed - max(0, look.strangers - ghosts)
+    if look.strangers >= owed + ghosts:
+        for each in closed:
+            each.counted = True
+    # What isn't in the gauges yet must not count as the end of something that is.
+    uncounted = sum(each.cost for each in closed if not each.counted)
     proven = []
-    for each in sorted(closed, key=lambda one: one.closed):
-        each.counted |= all_counted
+    for each in sorted(closed, key=lambda one: (not one.counted, one.closed)):
         stopped -= each.cost
-        each.said_busy = stopped < 0
-        if each.said_busy:
-            each.stopped_since = inf
+        perhaps -= each.cost
+        if stopped < (uncounted if each.counted else 0):
+            if perhaps < 0:
+                each.said_busy, each.stopped_since = True, inf
             continue
+        each.said_busy = False
         if look.asked - each.stopped_since >= (looks.confirm if each.counted else looks.uncounted):
             proven.append(each)
         each.stopped_since = min(each.stopped_since, look.answered)
@@ -130,6 +153,23 @@ class Foreign:
             self.sequences = more
 
 
+class Lately:
+    """Sequences that have ended well: they are in the engine's gauges for a moment yet."""
+
+    def __init__(self) -> None:
+        self._ends: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, cost: int) -> None:
+        """Some have ended ``now``."""
+        self._ends.append((now, cost))
+        while self._ends[0][0] < now - _LATELY_SECONDS:
+            self._ends.popleft()
+
+    def since(self, instant: float) -> int:
+        """Return how many have ended since then."""
+        return sum(cost for ended, cost in self._ends if ended >= instant)
+
+
 class Waste:
     """Counts tokens that were made while nobody waited for any."""
 
@@ -151,5 +191,35 @@ class Waste:
         if before is None or before[0].load.tokens is None or look.load.tokens is None:
             return
         earlier, granted_earlier = before
-        if earlier.others and granted_earlier == granted and not (earlier.most or look.most):
+        if earlier.strangers and granted_earlier == granted and not (earlier.most or look.most):
             self.tokens += max(0.0, look.load.tokens - before[0].load.tokens)
+
+
+class Process:
+    """Which process of the engine answers: another one has nothing of what was asked of the last.
+
+    ``seen_before`` is when the last one was met for the last time (when it was asked).
+    """
+
+    def __init__(self) -> None:
+        self.seen_before = -inf
+        self._last: Look | None = None
+        self._starts: set[float] = set()
+
+    def forget(self) -> None:
+        """It has gone: the next one is met for the first time."""
+        self._last = None
+
+    def take(self, look: Look) -> bool:
+        """Consider what it said; return whether it has been started anew.
+
+        Several behind one address answer by turns: one that was met before isn't new.
+        """
+        last, self._last, load = self._last, look, look.load
+        known = load.started in self._starts
+        if load.started is not None and len(self._starts) < _MOST_STARTS:
+            self._starts.add(load.started)
+        if last is None:
+            return False
+        self.seen_before = last.asked
+        return load.is_after_restart(last.load) and not known

@@ -9,17 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.admission import Admission
+import trio
+
+from gateway.admission import Admission, Ticket
 from gateway.config import Config
 from gateway.dialect import ROUTES, Route, unknown_path
 from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
+from gateway.estimate import Estimator, client_timeout, used_tokens
 from gateway.ghosts import Reclaim
 from gateway.headers import find
 from gateway.peek import Peek, peek
 from gateway.reclaim import Reclaimer
 from gateway.request import Request
 from gateway.requests import Requests
+from gateway.response import Response
+from gateway.tenants import Charge, Tenant, Tenants, without_keys
 
 DRAIN_FAREWELL_SECONDS = 0.5
 """How long clients may take to be told that the drain is over: the process is to end soon after it."""
@@ -59,7 +64,14 @@ class Gateway:
     ) -> None:
         self.config = config
         self.engines = tuple(engines)
-        self.admission = Admission(queue=config.admission.queue, queue_seconds=config.admission.queue_seconds)
+        self.admission = Admission(
+            queue=config.admission.queue,
+            queue_seconds=config.admission.queue_seconds,
+            promote_seconds=config.admission.promote_seconds,
+        )
+        self.tenants = Tenants(config.tenant)
+        self.estimator = Estimator(config.admission.max_tokens)
+        self._charges: dict[Request, tuple[Tenant, Charge]] = {}
         self.requests = Requests()
         self.reclaimers = {
             engine: Reclaimer(engine, give_back=self.admission.give_back, known=reclaimed)
@@ -82,6 +94,7 @@ class Gateway:
             else GatewayError(Code.ENGINE_FAILED, "The gateway failed; its log says why.")
         )
         self.requests.remove(request)
+        self.settle(request)
         self._ended(request)
 
     def drain(self) -> None:
@@ -110,6 +123,66 @@ class Gateway:
             raise GatewayError(Code.NOT_SUPPORTED, "WebSocket is not supported.")
         if (find(request.headers, b"content-type") or b"").strip().lower().startswith(b"multipart/"):
             raise GatewayError(Code.NOT_SUPPORTED, "Multipart bodies (audio, files) are not supported.")
+
+    def identify(self, request: Request) -> Tenant | None:
+        """Find out whose the request is; None where there are no tenants.
+
+        From here on it has no credentials any more: they are nobody's business but ours. Raises
+        GatewayError ``invalid_api_key``.
+        """
+        if not self.tenants:
+            return None
+        tenant = self.tenants.identify(request.headers)
+        request.headers = without_keys(request.headers)
+        request.tenant, request.priority = tenant.name, tenant.settings.priority
+        return tenant
+
+    def admit(self, request: Request, plan: Plan, body: bytes, tenant: Tenant | None) -> Ticket:
+        """Charge the request to its tenant, and make the ticket with which it waits for a slot.
+
+        Raises GatewayError ``model_not_allowed``, ``rate_limited`` or ``invalid_request``.
+        """
+        if tenant is not None and not tenant.may_use(plan.seen.model):
+            raise GatewayError(
+                Code.MODEL_NOT_ALLOWED,
+                f"Your key may not use the model {(plan.seen.model or '')[:200]!r}.",
+                param="model",
+            )
+        now = trio.current_time()
+        tokens = sum(self.estimator.tokens(plan.seen, body))
+        request.reserved_tokens = tokens
+        ticket = self.admission.ticket(
+            plan.engines,
+            plan.cost,
+            tokens=tokens,
+            inputs=plan.seen.inputs,
+            share=tenant.share if tenant else None,
+            timeout=client_timeout(request.headers) - (now - request.arrived),
+        )
+        if tenant is not None:
+            self._charges[request] = tenant, tenant.charge(tokens, now)
+        return ticket
+
+    def tell_rates(self, request: Request, response: Response) -> None:
+        """Say in a response what is left of its tenant's rates, in place of what an engine says."""
+        tenant = self.tenants.named(request.tenant) if request.tenant else None
+        if tenant is not None and (rates := tenant.rate_headers(trio.current_time())):
+            kept = [field for field in response.headers if not field[0].lower().startswith(b"x-ratelimit-")]
+            response.headers = kept + rates
+
+    def settle(self, request: Request) -> None:
+        """Have the tenant's rates right, once it is known what became of the request.
+
+        That is before the client knows: its next request isn't measured by what this one might have used.
+        """
+        tenant, charge = self._charges.pop(request, (None, None))
+        if tenant is None or charge is None:
+            return
+        now = trio.current_time()
+        if request.dispatched_to_engine:
+            tenant.correct(charge, used_tokens(request), now)
+        else:
+            tenant.refund(charge, now)
 
     def route(self, request: Request) -> Route:
         """Find the route of an inference request from its head alone.

@@ -21,10 +21,11 @@ log = structlog.get_logger("gateway.reclaim")
 class Reclaim(Suspect):
     """A request's end on an engine, from our close (Trio's clock) to what became of its slot.
 
-    ``slot`` is None once it is given back; ``seconds`` is how long that took or would have taken;
-    ``by`` is None until it is known.
+    ``sequences`` is how many the engine may count for it. ``slot`` is None once it is given back;
+    ``seconds`` is how long that took or would have taken; ``by`` is None until it is known.
     """
 
+    sequences: int = 1
     slot: Slot | None = None
     seconds: float | None = None
     by: ReclaimedBy | None = None
@@ -61,10 +62,10 @@ class Ghosts:
         return self._idle_since < inf
 
     def may_have(self, reclaim: Reclaim) -> bool:
-        """Whether one more may keep its slot: where there are several, one is left to work with."""
+        """Whether one more may keep its slots: beside other ghosts', one slot is left to work with."""
         if reclaim.slot is None or not reclaim.said_busy:
             return False
-        return self.sequences + reclaim.cost <= max(1, self._engine.ledger.slots - 1)
+        return not self._ghosts or self.sequences + reclaim.cost < self._engine.ledger.slots
 
     def add(self, reclaim: Reclaim) -> None:
         """Have a reclaim whose time is over become one."""
@@ -82,8 +83,12 @@ class Ghosts:
 
     def consider(self, look: Look, confirm: float) -> None:
         """End them if the engine has been seen without them twice, ``confirm`` seconds apart."""
-        if look.void or look.others:
+        if look.void:
+            return  # It says nothing.
+        if look.strangers:
             self._idle_since = inf
+        elif look.others:
+            return  # Perhaps they are our own youngest requests.
         elif look.asked - self._idle_since >= confirm:
             self.end()
         else:

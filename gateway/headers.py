@@ -32,7 +32,7 @@ _NOT_UP = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding
 """Not sent to engines as they came: hop-by-hop, made anew, or (``Expect``) answered here."""
 
 _FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
-_CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key", b"cookie"})
+CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key", b"cookie"})
 _NOT_DOWN = HOP_BY_HOP | {b"x-request-id"}
 
 _CALLER_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -85,7 +85,7 @@ def to_engine(
     fixed_names = {name.lower() for name, _ in policy.fixed}
     removed = _NOT_UP | _FORWARDED | policy.withheld | named_by_connection(headers) | fixed_names
     if policy.api_key is not None:
-        removed |= _CREDENTIALS
+        removed |= CREDENTIALS
     up: RawHeaders = [(b"Host", policy.host)]
     forwarded_for = host = b""
     for name, value in headers:

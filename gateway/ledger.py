@@ -10,6 +10,7 @@ were ever acquired and released. :meth:`Ledger.statement` compares them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 import trio
 
@@ -32,12 +33,20 @@ class Statement:
 class Slot:
     """Capacity held by one request: as many seats as it makes sequences.
 
-    ``at_engine``: the request has been written to the engine, which may be working on it.
+    ``tokens`` is how much of the engine's KV cache is reserved for it, ``sequences`` how many the
+    engine may count for it at most. ``written`` is when the request was written to the engine,
+    which may be working on it since. ``counted``: the engine's gauges have it for certain.
+    ``held_back``: nothing more of the answer is read for now, so that the engine may be done with it
+    unknown to us.
     """
 
     ledger: Ledger
     seats: tuple[object, ...] = field(repr=False)
-    at_engine: bool = False
+    tokens: int = 0
+    sequences: int = 0
+    written: float = inf
+    counted: bool = False
+    held_back: bool = False
 
     @property
     def cost(self) -> int:
@@ -48,8 +57,12 @@ class Slot:
 class Ledger:
     """Grants and takes back the slots of one engine, synchronously."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, kv_tokens: int = 0) -> None:
         self._limiter = trio.CapacityLimiter(slots)
+        self.kv_tokens = kv_tokens
+        """Tokens that the engine's KV cache holds; 0: they aren't counted."""
+        self.reserved = 0
+        """Tokens reserved in it."""
         self._running: set[Slot] = set()
         self._reclaiming: set[Slot] = set()
         self._ghosts: set[Slot] = set()
@@ -80,10 +93,26 @@ class Ledger:
         """Slots ever granted."""
         return self._acquired
 
+    def certain(self, written_before: float) -> int:
+        """Return how many sequences the engine's gauges have for certain of those that are being answered.
+
+        Those that are known to be counted, and those written before an instant.
+        """
+        return sum(
+            slot.cost
+            for slot in self._running
+            if not slot.held_back and (slot.counted or slot.written < written_before)
+        )
+
     @property
-    def at_engine(self) -> int:
-        """Slots of requests that are being answered and that the engine knows of."""
-        return sum(slot.cost for slot in self._running if slot.at_engine)
+    def at_most(self) -> int:
+        """Sequences that the engine may count of those that are being answered, or about to be."""
+        return sum(max(slot.cost, slot.sequences) for slot in self._running)
+
+    def all_counted(self, written_before: float) -> None:
+        """Note that the engine has counted everything that was written before an instant."""
+        for slot in self._running:
+            slot.counted |= slot.written < written_before
 
     @property
     def reclaiming(self) -> int:
@@ -99,14 +128,19 @@ class Ledger:
         """Whether the slot is still its request's."""
         return slot in self._running
 
-    def grant(self, cost: int) -> Slot:
-        """Take ``cost`` slots at once.
+    def fits(self, cost: int, tokens: int = 0) -> bool:
+        """Whether ``cost`` slots and room for ``tokens`` are free."""
+        return cost <= self.free and (not self.kv_tokens or self.reserved + tokens <= self.kv_tokens)
+
+    def grant(self, cost: int, tokens: int = 0) -> Slot:
+        """Take ``cost`` slots at once, and reserve ``tokens``.
 
         Raises trio.WouldBlock, with nothing taken, when there aren't as many free.
         """
-        if cost > self.free:
+        if not self.fits(cost, tokens):
             raise trio.WouldBlock
-        slot = Slot(self, tuple(object() for _ in range(cost)))
+        slot = Slot(self, tuple(object() for _ in range(cost)), tokens=tokens)
+        self.reserved += tokens
         for seat in slot.seats:
             self._limiter.acquire_on_behalf_of_nowait(seat)
         self._running.add(slot)
@@ -133,6 +167,7 @@ class Ledger:
             raise KeyError(slot)
         for seat in slot.seats:
             self._limiter.release_on_behalf_of(seat)
+        self.reserved -= slot.tokens
         self._released += slot.cost
 
     def statement(self) -> Statement:

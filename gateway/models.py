@@ -23,6 +23,7 @@ from gateway.gateway import Gateway
 from gateway.profiles import Ask
 from gateway.request import Request
 from gateway.response import Response, whole
+from gateway.tenants import Tenant
 
 _ASK_SECONDS = 2.0
 _REMEMBER_SECONDS = 10.0
@@ -59,12 +60,19 @@ class Models:
         self._created = int(datetime.now(UTC).timestamp())
         self._learnt: dict[str, tuple[float, tuple[str, ...]]] = {}
 
-    async def answer(self, request: Request) -> Response:
-        """Answer one of the paths. Raises GatewayError ``not_found`` or ``model_not_found``."""
+    async def answer(self, request: Request, tenant: Tenant | None = None) -> Response:
+        """Answer one of the paths with what ``tenant`` may use.
+
+        Raises GatewayError ``not_found`` or ``model_not_found``.
+        """
         if request.method != "GET":
             raise GatewayError(Code.NOT_FOUND, f"{request.path[:200]} can only be read, with GET.")
         request.route = TAGS_PATH if request.path == TAGS_PATH else MODELS_PATH
-        owners = await self._owners()
+        owners = {
+            name: engine
+            for name, engine in (await self._owners()).items()
+            if tenant is None or tenant.may_use(name)
+        }
         if request.path == TAGS_PATH:
             body: Any = {"models": [_tag(name) for name in owners]}
         elif request.path == MODELS_PATH:

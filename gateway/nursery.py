@@ -32,6 +32,7 @@ from gateway.gateway import Gateway
 from gateway.reader import Work, read
 from gateway.request import Request
 from gateway.response import Response, refusal
+from gateway.tenants import Tenant
 from gateway.writer import Writer, write
 
 Compose = Callable[[trio.Nursery], Awaitable[Response]]
@@ -59,6 +60,7 @@ async def serve(request: Request, client: Client, gateway: Gateway, compose: Com
             request.whole = nursery.cancel_scope
             nursery.start_soon(client.watch, request)
             response = await _response(nursery, request, compose)
+            gateway.tell_rates(request, response)
             await write(request, client, response, gateway.config.stream.heartbeat_seconds or inf)
             nursery.cancel_scope.cancel()
     finally:
@@ -76,8 +78,14 @@ async def _response(nursery: trio.Nursery, request: Request, compose: Compose) -
         return refusal(request, request.error or error)
 
 
-async def infer(nursery: trio.Nursery, request: Request, client: Client, gateway: Gateway) -> Response:
-    """Take an inference request from its head to the first bytes of its answer.
+async def infer(
+    nursery: trio.Nursery,
+    request: Request,
+    client: Client,
+    gateway: Gateway,
+    tenant: Tenant | None = None,
+) -> Response:
+    """Take an inference request of ``tenant`` from its head to the first bytes of its answer.
 
     A kept-alive connection that turns out to be dead is no answer: the engine is asked
     once more, over a new one. Raises GatewayError for what is to be refused.
@@ -85,7 +93,7 @@ async def infer(nursery: trio.Nursery, request: Request, client: Client, gateway
     route = gateway.route(request)
     body = await client.body()
     plan = gateway.plan(request, route, body)
-    ticket = gateway.admission.ticket(plan.engines, plan.cost)
+    ticket = gateway.admit(request, plan, body, tenant)
     work = Work(nursery, request, gateway, route, ticket, body, plan.seen.fields)
     del plan
     response: Response

@@ -31,11 +31,13 @@ LOOKED_AT = frozenset(
         "stream",
         "n",
         "best_of",
+        "n_cmpl",
         "prompt",
         "background",
         "stream_options",
         "return_progress",
         "rid",
+        "request_id",
     }
 )
 """Fields that are read here, or set for an engine."""
@@ -57,13 +59,17 @@ class Peek:
     """What the gateway needs to know of a body.
 
     ``stream`` is None where the body doesn't say; ``sequences`` is how many sequences
-    the engine will make at once for it, its cost in slots. ``fields`` are all top-level
+    the engine will make at once for it, its cost in slots. ``max_tokens`` is how long an answer
+    may be, if it says; ``inputs`` is how many texts it has that the engine may count one by one,
+    though they are done in a moment. ``fields`` are all top-level
     fields in order: their names and their values as they stand in the body.
     """
 
     model: str | None
     stream: bool | None
     sequences: int
+    max_tokens: int | None = field(default=None, compare=False)
+    inputs: int = field(default=1, compare=False)
     fields: Sequence[tuple[str, msgspec.Raw]] = field(default=(), compare=False)
 
 
@@ -90,6 +96,8 @@ def peek(body: bytes, *, path: str = "") -> Peek:
         model=_value(fields, "model", str),
         stream=_value(fields, "stream", bool),
         sequences=_sequences(fields, path),
+        max_tokens=_max_tokens(everything),
+        inputs=_inputs(everything, path),
         fields=everything,
     )
 
@@ -135,25 +143,64 @@ def _bad(param: str, message: str) -> GatewayError:
     return GatewayError(Code.INVALID_REQUEST, message, param=param)
 
 
+_DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind | None) for kind in (str, bool, int)
+}
+"""Made once: to understand a type takes longer than to decode a value of it."""
+
+
 def _value(fields: dict[str, msgspec.Raw], name: str, kind: type[Any]) -> Any:
     raw = fields.get(name)
     if raw is None:
         return None
     try:
-        return msgspec.json.decode(raw, type=kind | None)
+        return _DECODERS[kind].decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         what = {str: "a string", bool: "true or false", int: "a whole number"}[kind]
         raise _bad(name, f"The field {name!r} must be {what}.") from None
 
 
 def _sequences(fields: dict[str, msgspec.Raw], path: str) -> int:
-    each = max(1, _value(fields, "n", int) or 1, _value(fields, "best_of", int) or 1)
+    each = max(1, *(_value(fields, name, int) or 1 for name in ("n", "best_of", "n_cmpl")))
     prompts = _prompts(fields["prompt"]) if path == "/v1/completions" and "prompt" in fields else 1
     if each * prompts > _MOST_SEQUENCES:
         raise _bad(
             "n", f"The request asks for more than {_MOST_SEQUENCES} sequences, the most that are possible."
         )
     return each * prompts
+
+
+_INPUTS = {"/v1/embeddings": "input", "/v1/rerank": "documents"}
+
+
+def _inputs(fields: Sequence[tuple[str, msgspec.Raw]], path: str) -> int:
+    wanted = _INPUTS.get(path)
+    return max((_prompts(raw, name) for name, raw in fields if name == wanted), default=1)
+
+
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"})
+
+
+def _max_tokens(fields: Sequence[tuple[str, msgspec.Raw]]) -> int | None:
+    """Read how long the answer may be. It is an estimate's: what is of a wrong type the engine refuses."""
+    longest = None
+    for name, raw in fields:
+        if name in _LIMITS or name == "options":
+            try:
+                value = _LIMIT.decode(raw)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                continue
+            number = value.num_predict if isinstance(value, _Options) else value
+            if number is not None and number > 0:
+                longest = max(longest or 0, number)
+    return longest
+
+
+class _Options(msgspec.Struct):
+    num_predict: int | None = None
+
+
+_LIMIT = msgspec.json.Decoder(_Options | int | None)
 
 
 _FirstItems = msgspec.defstruct(
@@ -164,12 +211,12 @@ _FirstItems = msgspec.defstruct(
 """The beginning of a list: what is beyond its fields is skipped, and so costs no memory."""
 
 
-def _prompts(raw: msgspec.Raw) -> int:
+def _prompts(raw: msgspec.Raw, name: str = "prompt") -> int:
     """Count the prompts: a string or one list of token numbers is one prompt."""
     if bytes(memoryview(raw)[:1]) != b"[":
         return 1
     try:
         items = takewhile(bool, msgspec.structs.astuple(msgspec.json.decode(raw, type=_FirstItems)))
     except (msgspec.DecodeError, RecursionError):
-        raise _bad("prompt", "The field 'prompt' must be a string or a list.") from None
+        raise _bad(name, f"The field {name!r} must be a string or a list.") from None
     return max(1, sum(bytes(memoryview(item)[:1]) in (b'"', b"[", b"{") for item in items))

@@ -89,13 +89,13 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
                     with Attempt(request, reclaimer, slot, work.fields, ask) as attempt:
                         async with AsyncExitStack() as call:
                             answer = await call.enter_async_context(attempt.open(work.body, fresh, clock))
-                            intake = await _take_in(work, attempt, answer, spool, clock, commit)
+                            await _take_in(work, attempt, answer, spool, clock, commit)
                             # The engine has ended. Its connection may outlive the slot for a moment.
                             afterwards.push_async_exit(call.pop_all())
                 if request.tail.complete():
                     request.phase = Phase.DRAINING
                 clock.stand_still()
-                await _let_go(request, answer, intake, spool)
+                await _let_go(request, answer, attempt, spool)
         if clock.scope.cancelled_caught and not (request.tail.done or request.phase is Phase.DRAINING):
             raise request.stopped_by or clock.ran_out()
         if not request.tail.complete():
@@ -109,25 +109,25 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
     finally:
         commit.scope.cancel()
         request.upstream_closed()
+        if commit.done:
+            work.gateway.settle(request)
 
 
 async def _take_in(
     work: Work, attempt: Attempt, answer: Answer, spool: Spool, clock: EngineClock, commit: _Commit
-) -> Intake:
-    """Bring the answer into the spool until the engine has ended; return what was done to its bytes."""
+) -> None:
+    """Bring the answer into the spool until the engine has ended."""
     request, seconds = work.request, work.gateway.config.stream.heartbeat_seconds
-    attempt.answered(answer)
     commit.response = _head(request, work.route, answer, spool)
-    intake = attempt.intake(answer, request.tail)
+    intake = attempt.answered(answer, request.tail)
     if intake.gathers:
-        await _gather(request, answer, intake, clock)
+        await _gather(request, answer, attempt, intake, clock)
         commit.response = _gathered(request, work.route, answer, intake, spool)
         commit()
-        return intake
+        return
     if seconds and isinstance(request.tail, SseTail):
         work.nursery.start_soon(commit.later, seconds)
-    await _relay(request, answer, intake, spool, clock, commit)
-    return intake
+    await _relay(request, answer, attempt, spool, clock, commit)
 
 
 def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Response:
@@ -149,14 +149,11 @@ def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Respo
 
 
 async def _relay(
-    request: Request,
-    answer: Answer,
-    intake: Intake,
-    spool: Spool,
-    clock: EngineClock,
-    commit: _Commit,
+    request: Request, answer: Answer, attempt: Attempt, spool: Spool, clock: EngineClock, commit: _Commit
 ) -> None:
     """Bring the body into the spool until the engine has ended: its last event, or the body's end."""
+    intake = attempt.intake
+    assert intake is not None
 
     def pass_on(data: bytes) -> None:
         request.passed(data)
@@ -177,11 +174,13 @@ async def _relay(
     commit()
     if data:
         pass_on(data)
+        attempt.begun()
         clock.next_read()
     while more and not request.tail.done:
         if spool.full:
             clock.stand_still()
-            await spool.room()
+            with attempt.holding_back():
+                await spool.room()
             clock.next_read()
         more = await answer.relay(take)
     if rest := intake.rest():
@@ -199,7 +198,9 @@ async def _first(answer: Answer, intake: Intake, clock: EngineClock) -> tuple[bo
     return False, b""
 
 
-async def _gather(request: Request, answer: Answer, intake: Intake, clock: EngineClock) -> None:
+async def _gather(
+    request: Request, answer: Answer, attempt: Attempt, intake: Intake, clock: EngineClock
+) -> None:
     """Listen to a stream until its answer is whole. Raises EngineError if it doesn't become so."""
     while not intake.whole:
         data = await answer.receive()
@@ -210,6 +211,7 @@ async def _gather(request: Request, answer: Answer, intake: Intake, clock: Engin
         if passing := intake.sift(data):
             request.phase = Phase.STREAMING
             request.tail.feed(passing)
+            attempt.begun()
             intake.gather(passing)
 
 
@@ -226,12 +228,13 @@ def _gathered(request: Request, route: Route, answer: Answer, intake: Intake, sp
     return Response(status, headers, spool, request.tail, route)
 
 
-async def _let_go(request: Request, answer: Answer, intake: Intake, spool: Spool) -> None:
+async def _let_go(request: Request, answer: Answer, attempt: Attempt, spool: Spool) -> None:
     """Give the engine a moment to end the response, so that the connection can be used again.
 
     The answer is complete, so nothing that happens here is a failure.
     """
-    if not (request.tail.done or intake.gathers):
+    gathers = attempt.intake is not None and attempt.intake.gathers
+    if not (request.tail.done or gathers):
         return
     with trio.move_on_after(LET_GO_SECONDS):
         try:
@@ -240,7 +243,7 @@ async def _let_go(request: Request, answer: Answer, intake: Intake, spool: Spool
                 data = await answer.receive()
                 if not data:
                     return
-                if not intake.gathers:
+                if not gathers:
                     spool.push(data)
         except EngineError:
             return

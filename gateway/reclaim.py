@@ -19,7 +19,7 @@ import trio
 from gateway.aborts import Aborts
 from gateway.asking import LoadAnswer, ask_load
 from gateway.engine import Engine
-from gateway.evidence import Foreign, Look, Waste, weigh
+from gateway.evidence import Foreign, Lately, Look, Process, Waste, weigh
 from gateway.ghosts import Ghosts, Reclaim
 from gateway.ledger import Slot
 from gateway.profiles import Looks, Work
@@ -32,6 +32,9 @@ ASK_SECONDS = 2.0
 
 BACKGROUND_SECONDS = 10.0
 """Between two looks while nothing is being reclaimed: for restarts, and load that isn't ours."""
+
+_COUNTED_AFTER = 2
+"""Times what an engine takes to count a request: then it counts one that hasn't answered yet."""
 
 _SUSPECTED_SECONDS = 0.5
 """Between two looks while there seems to be load that isn't ours."""
@@ -51,6 +54,7 @@ class Reclaimer:
         known: Callable[[Engine, Reclaim], None] = lambda *_: None,
     ) -> None:
         self.engine = engine
+        self.ended = Lately()
         self._give_back = give_back
         self._known = known
         self._aborts = Aborts(engine)
@@ -58,7 +62,9 @@ class Reclaimer:
         self._ghosts = Ghosts(engine, self._free)
         self._stranger = Foreign()
         self._waste = Waste()
-        self._last: Look | None = None
+        self._process = Process()
+        self._leftovers = 0
+        """Sequences whose slots are free though the engine has said that it goes on with them."""
         self._due = self._asked = -inf
         self._pause = 0.0
         self._load_path: str | None = None
@@ -95,7 +101,8 @@ class Reclaimer:
         """
         now = trio.current_time()
         self._aborts.add(work)
-        reclaim = Reclaim(closed=now, cost=slot.cost, counted=decoding, slot=slot)
+        sequences = max(slot.cost, slot.sequences)
+        reclaim = Reclaim(closed=now, cost=slot.cost, counted=decoding, slot=slot, sequences=sequences)
         reclaim.bound = now + self.engine.settings.reclaim_seconds
         looks = self.engine.profile.looks
         if self.enforcing:
@@ -106,7 +113,8 @@ class Reclaimer:
                 self._over(reclaim, ReclaimedBy.NONE)
                 return reclaim
         self._reclaims.append(reclaim)
-        self._none = trio.Event()
+        if self._none.is_set():
+            self._none = trio.Event()
         if looks is not None:
             first = now + (looks.decode if decoding else looks.prefill)
             self._pause = looks.busy
@@ -149,12 +157,14 @@ class Reclaimer:
     async def _look(self, looks: Looks) -> None:
         ledger = self.engine.ledger
         self._asked = trio.current_time()
-        own, most = ledger.at_engine, ledger.running
+        long_ago = self._asked - _COUNTED_AFTER * looks.uncounted
+        own, most, granted = ledger.certain(long_ago), ledger.at_most, ledger.granted
         said = LoadAnswer(problem=f"no answer within {ASK_SECONDS:g} s")
         with trio.move_on_after(ASK_SECONDS):
             said = await ask_load(self.engine, self._load_path)
         self._load_path, self._problem, load = said.path, said.problem, said.load
         if said.absent:
+            self._process.forget()
             self._restarted(trio.current_time())
         if load is None:
             for each in self._reclaims:
@@ -165,19 +175,25 @@ class Reclaimer:
                 load,
                 self._asked,
                 trio.current_time(),
-                own=min(own, ledger.at_engine),
-                most=max(most, ledger.running),
+                own=min(own, ledger.certain(long_ago)),
+                # Those that have come meanwhile may be in it, and those that have just gone.
+                most=max(most + ledger.granted - granted, ledger.at_most)
+                + self.ended.since(self._asked - looks.confirm),
             )
             self._consider(look, looks)
         self._plan(looks, answered=load is not None)
 
     def _consider(self, look: Look, looks: Looks) -> None:
-        before, self._last = self._last, look
-        if before is not None and look.load.is_after_restart(before.load):
-            self._restarted(look.asked)
+        if self._process.take(look):
+            self._restarted(self._process.seen_before)  # What was closed later may be the new one's.
             return
         ghosts = self._ghosts.sequences
-        self._meet_strangers(look, ghosts + sum(each.cost for each in self._reclaims))
+        ours = ghosts + sum(each.sequences for each in self._reclaims)
+        if not look.void:
+            self._leftovers = min(self._leftovers, max(0, look.others - ours))
+            if look.load.busy >= look.most + ours:
+                self.engine.ledger.all_counted(look.asked - looks.confirm)
+        self._meet_strangers(look, ours + self._leftovers)
         for each in weigh(look, self._reclaims, ghosts, looks):
             self._stopped(each)
         self._ghosts.consider(look, looks.confirm)
@@ -238,6 +254,8 @@ class Reclaimer:
                 self._ghosts.add(each)
                 self._tell(each, ReclaimedBy.NONE)
             else:
+                if each.said_busy:
+                    self._leftovers += each.sequences
                 self._complain(each)
                 self._over(each, ReclaimedBy.BOUND)
 
@@ -252,14 +270,14 @@ class Reclaimer:
                 problem=self._problem,
             )
 
-    def _restarted(self, asked: float) -> None:
-        """The engine's process has gone, and with it what was closed before it was ``asked``."""
-        self._last = None
+    def _restarted(self, closed_before: float) -> None:
+        """The engine's process has gone, and with it what was ``closed_before`` it had."""
         self._waste.forget()
         self._load_path = None
         self._aborts.forget()
         self._ghosts.end()
-        for each in [each for each in self._reclaims if each.closed < asked]:
+        self._leftovers = 0
+        for each in [each for each in self._reclaims if each.closed < closed_before]:
             self._stopped(each)
 
     def _free(self, reclaim: Reclaim) -> None:

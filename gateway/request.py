@@ -52,7 +52,6 @@ class Request:
         self.query = query
         self.headers = headers
         self.route = "other"
-        self.tenant = ""
         self.model: str | None = None
         self.model_label = ""
         self.engine: str | None = None
@@ -66,6 +65,9 @@ class Request:
         self.spool: Spool | None = None
         self.reclaim: Reclaimed | None = None
         self.meter: Meter | None = None
+        self.tenant = ""
+        self.priority: str | None = None
+        self.reserved_tokens: int | None = None
 
         self.whole: trio.CancelScope | None = None
         self.pending = trio.CancelScope()
@@ -250,6 +252,8 @@ class Request:
             "id": self.id,
             "caller_id": self.caller_id,
             "client": self.caller.address or None,
+            "tenant": self.tenant or None,
+            "priority": self.priority,
             "method": self.method,
             "route": self.route,
             "path": self.path[:256] if self.route == "other" else None,
@@ -262,6 +266,7 @@ class Request:
             "code": self.error.code if self.error else None,
             "detail": (self.error.detail or self.error.message) if self.error else None,
             "attempts": self.attempts,
+            "reserved_tokens": self.reserved_tokens,
             "queue_ms": _milliseconds(_between(self._queued, until)),
             "ttft_ms": _milliseconds(self.ttft_seconds),
             "duration_ms": _milliseconds(_between(self.arrived, self._ended)),

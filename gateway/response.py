@@ -54,6 +54,8 @@ def whole(request: Request, status: int, headers: RawHeaders, body: bytes) -> Re
 def refusal(request: Request, error: GatewayError) -> Response:
     """Make the error answer, in the shape of the API that was called."""
     retry = [(b"Retry-After", b"%d" % error.retry_after)] if error.retry_after is not None else []
+    if error.code is Code.INVALID_API_KEY:
+        retry.append((b"WWW-Authenticate", b"Bearer"))  # RFC 9110, 15.5.2
     if error.code is Code.CANCELLED:
         # OpenAI's clients try a 503 again by themselves; whoever cancelled it doesn't want it back.
         retry.append((b"x-should-retry", b"false"))

@@ -68,6 +68,12 @@ class Telemetry:
             ("route", "model", "engine", "outcome"),
             registry=self.registry,
         )
+        self._of_tenants = Counter(
+            "gateway_tenant_requests",
+            "Requests ended, by whose they were and how they ended.",
+            ("tenant", "outcome"),
+            registry=self.registry,
+        )
         self._queue_wait = self._histogram(
             "gateway_queue_wait_seconds", "Waiting for a slot, of requests that got one.", _QUEUE_BUCKETS
         )
@@ -108,6 +114,8 @@ class Telemetry:
         self._requests.labels(
             request.route, request.model_label, request.engine or "", record["outcome"]
         ).inc()
+        if request.tenant:
+            self._of_tenants.labels(request.tenant, record["outcome"]).inc()
         for histogram, seconds in (
             (self._queue_wait, request.queue_seconds),
             (self._ttft, request.ttft_seconds),
@@ -210,6 +218,7 @@ class _Live:
         live = tuple(self._gateway.requests)
         spooled = sum(request.spool.held for request in live if request.spool is not None)
         yield from (slots, ghosts, acquired, released)
+        yield from self._tenants()
         yield GaugeMetricFamily("gateway_queue_depth", "Requests waiting.", self._gateway.admission.waiting)
         yield GaugeMetricFamily("gateway_streams", "Live requests.", len(live))
         yield GaugeMetricFamily("gateway_spooled_bytes", "Bytes waiting for slower clients.", spooled)
@@ -217,6 +226,16 @@ class _Live:
             "gateway_records_dropped", "Access records that could not be written.", self._telemetry.dropped
         )
         yield from self._telemetry.accounts.collect()
+
+    def _tenants(self) -> Iterable[Metric]:
+        slots = GaugeMetricFamily("gateway_tenant_slots", "Slots that a tenant holds.", labels=["tenant"])
+        waiting = GaugeMetricFamily(
+            "gateway_tenant_waiting", "Requests of a tenant that wait.", labels=["tenant", "priority"]
+        )
+        for tenant in self._gateway.tenants.all:
+            slots.add_metric([tenant.name], tenant.share.held)
+            waiting.add_metric([tenant.name, tenant.settings.priority], len(tenant.share.waiters))
+        yield from (slots, waiting)
 
     def _reclaims(self) -> Iterable[Metric]:
         counters = {

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.config import MASK, Admission, Config, Engine, Kind, Server, Stream, Usage, load, parse, show
 from gateway.config import schema as schema_module
-from gateway.config.schema import RECLAIM_SECONDS, Tls
+from gateway.config.schema import RECLAIM_SECONDS, Tenant, Tls
 
 REFERENCE = Path(__file__).parent.parent / "config.toml"
 MINIMAL = """
@@ -121,17 +121,24 @@ def test_the_reference_file_holds_every_key_with_its_default() -> None:
             else:
                 assert msgspec.convert(given[field.name], field.type) == field.default, path
     assert {field.name for _, field in struct_keys(Tls, "server.tls")} <= commented
+    assert "# [[tenant]]" in text
+    shown = dict(re.findall(r"^# (\w+) = (.*)", text[text.index("# [[tenant]]") :], re.MULTILINE))
+    assert set(shown) == {field.name for _, field in struct_keys(Tenant, "tenant")}
 
 
 def test_the_commented_out_examples_are_valid(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(SECRET)
-    text = re.sub(r"^# (\[server\.tls\]$|\w+ = )", r"\1", REFERENCE.read_text(), flags=re.MULTILINE)
+    text = re.sub(
+        r"^# (\[server\.tls\]$|\[\[tenant\]\]$|\w+ = )", r"\1", REFERENCE.read_text(), flags=re.MULTILINE
+    )
     text = re.sub(r"/etc/gateway/[\w.-]+|/run/secrets/example", str(tmp_path / "secret"), text)
     text = text.replace("http://127.0.0.1:8081", "https://127.0.0.1:8081")
     config = parse(text, environ={"ENGINE_KEY": SECRET})
     assert config.server.tls is not None
     assert config.engines[0].api_key == SECRET
     assert config.engines[0].headers == {"X-Example": SECRET}
+    (tenant,) = config.tenant
+    assert tenant == Tenant(name="research", keys=tenant.keys)
 
 
 def test_every_key_has_its_meaning_beside_it() -> None:

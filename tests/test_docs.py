@@ -22,6 +22,7 @@ from gateway.headers import Caller
 from gateway.ledger import Ledger
 from gateway.request import Request
 from gateway.telemetry import Telemetry
+from gateway.tenants import digest_of
 from gateway.words import Outcome, Phase
 from tests.support.gateway import running_gateway
 from tests.support.http1 import http1
@@ -117,9 +118,10 @@ def test_every_outcome_and_phase_is_in_the_life_of_a_request() -> None:
 
 async def test_metrics_and_record_fields_are_those_documented() -> None:
     engine = ScriptedEngine(honest, slots=1)
-    async with running_gateway(engine) as gateway:
+    tenant = {"name": "t", "keys": [digest_of("sk-t")]}
+    async with running_gateway(engine, tenants=[tenant]) as gateway:
         async with http1(gateway.url) as client:
-            await client.ask(CHAT.path, CHAT.payload(stream=True))
+            await client.ask(CHAT.path, CHAT.payload(stream=True), headers={"x-api-key": "sk-t"})
         record = await gateway.record(outcome="completed")
         exported = (await gateway.admin("/metrics")).body.decode()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", exported, re.MULTILINE))

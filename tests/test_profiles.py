@@ -116,19 +116,20 @@ def test_vllm_is_told_its_own_ids() -> None:
         Work("/v1/responses", "d"),
     ]
     assert told("vllm", "/abort_requests", *works) == [
-        ("POST", {"request_ids": ["chatcmpl-a", "cmpl-b-0", "cmpl-b-1", "cmpl-b-2", "chatcmpl-c"]})
+        ("POST", {"request_ids": ["chatcmpl-a", "cmpl-b-0", "cmpl-b-1", "cmpl-b-2", "chatcmpl-c", "d_0"]})
     ]
 
 
 def test_vllm_is_never_told_an_empty_list() -> None:
     """It would abort everything."""
-    assert told("vllm", "/abort_requests", Work("/v1/responses", "d")) == []
+    assert told("vllm", "/abort_requests", Work("/v1/embeddings", "d")) == []
     assert told("vllm", "/abort_requests") == []
 
 
 def test_sglang_is_told_one_by_one() -> None:
     works = [Work(CHAT, "a"), Work("/v1/embeddings", "b"), Work("/v1/responses", "c")]
-    assert told("sglang", "/abort_request", *works) == [("POST", {"rid": "a"}), ("POST", {"rid": "b"})]
+    assert told("sglang", "/abort_request", *works) == [("POST", {"rid": each}) for each in "abc"]
+    assert told("sglang", "/abort_request", Work("/v1/messages", "d")) == []
 
 
 @pytest.mark.parametrize("kind", ["llamacpp", "ollama", "openai"])
@@ -143,6 +144,15 @@ def test_others_are_told_nothing(kind: Kind) -> None:
 def test_sglang_runs_it_under_our_id() -> None:
     assert PROFILES["sglang"].rewrite(CHAT, True, {"rid": b'"x"'}, "ours").fields == {"rid": b'"ours"'}
     assert PROFILES["sglang"].rewrite("/v1/rerank", False, {}, "ours") == Rewrite()
+    assert PROFILES["sglang"].rewrite("/v1/rerank", False, {"rid": b"1"}, "ours").fields == {"rid": b'"ours"'}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_response_runs_under_our_id(kind: Kind) -> None:
+    profile = PROFILES[kind]
+    assert "/v1/responses" in profile.rewrites
+    fields = {"request_id": b'"theirs"'}
+    assert profile.rewrite("/v1/responses", True, fields, "ours").fields == {"request_id": b'"ours"'}
 
 
 @pytest.mark.parametrize(
@@ -205,17 +215,28 @@ def sifted(data: bytes, places: list[int], *, throughout: bool = False) -> bytes
 def test_progress_goes_and_the_rest_stays(prefill: list[bytes], places: list[int], end: bytes) -> None:
     rest = [ROLE, TOKEN, TOKEN, DONE]
     everything = b"".join([PROGRESS, *prefill, *rest]).replace(b"\n", end)
-    # Once something else than progress has come, everything passes.
-    ping = b": ping\n\n"
-    prefill = prefill[prefill.index(ping) :] if ping in prefill else []
+    prefill = [event for event in prefill if event != PROGRESS]  # Comments pass.
     assert sifted(everything, places) == b"".join([*prefill, *rest]).replace(b"\n", end)
 
 
 @PLAIN
 @given(st.lists(st.integers(0, 900), max_size=12))
 def test_of_several_sequences_one_may_tell_it_late(places: list[int]) -> None:
-    everything = PROGRESS + ROLE + TOKEN.replace(b"prompt", b"a") + PROGRESS + DONE
-    assert sifted(everything, places, throughout=True) == ROLE + TOKEN.replace(b"prompt", b"a") + DONE
+    everything = PROGRESS + ROLE + TOKEN + PROGRESS + DONE
+    assert sifted(everything, places, throughout=True) == ROLE + TOKEN + DONE
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"model":"prompt_progress","choices":[]}\n\n',
+        b'data: {"choices":[{"delta":{"content":"\\"prompt_progress\\": 1"}}]}\n\n',
+        b'data: {"choices":[{"delta":{"content":"prompt_progress"}}]}\n\n',
+    ],
+)
+def test_what_only_speaks_of_progress_stays(event: bytes) -> None:
+    for throughout in (False, True):
+        assert sifted(event + PROGRESS, [], throughout=throughout).startswith(event)
 
 
 def test_an_event_that_does_not_end_is_not_kept_for_ever() -> None:

@@ -2,7 +2,20 @@
 
 from gateway.config.faults import ConfigError, Fault
 from gateway.config.load import load, parse
-from gateway.config.schema import MASK, Admission, Config, Engine, Kind, Reclaim, Server, Stream, Tls, Usage
+from gateway.config.schema import (
+    MASK,
+    Admission,
+    Config,
+    Engine,
+    Kind,
+    Priority,
+    Reclaim,
+    Server,
+    Stream,
+    Tenant,
+    Tls,
+    Usage,
+)
 from gateway.config.show import show
 
 __all__ = [
@@ -13,9 +26,11 @@ __all__ = [
     "Engine",
     "Fault",
     "Kind",
+    "Priority",
     "Reclaim",
     "Server",
     "Stream",
+    "Tenant",
     "Tls",
     "Usage",
     "load",

@@ -19,6 +19,7 @@ FIRST_INHERITED_FD = 3
 """0, 1 and 2 are the standard streams; systemd's SD_LISTEN_FDS_START is 3 too."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VISIBLE = re.compile(r"[!-~]+")
 _HEADER_VALUE = re.compile(r"[!-~](?:[\t -~]*[!-~])?")
@@ -81,6 +82,13 @@ def check_name(text: str) -> str | None:
 def check_api_key(text: str) -> str | None:
     """What may follow `Bearer `."""
     return None if _VISIBLE.fullmatch(text) else "expected visible ASCII characters, no spaces"
+
+
+def check_digest(text: str) -> str | None:
+    """A key of a tenant, as `gateway key new` writes it."""
+    if _DIGEST.fullmatch(text):
+        return None
+    return 'expected "sha256:" and 64 hex digits: the digest, not the key itself (gateway key new NAME)'
 
 
 def check_header_name(text: str) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from gateway.config.faults import key_path, quote
 from gateway.config.formats import same_socket
+from gateway.config.hints import nearest
 from gateway.config.schema import PER_KIND, RECLAIM_SECONDS
 from gateway.config.walk import Walk, item_at
 
@@ -17,15 +18,40 @@ def check(walk: Walk, config: Table) -> None:
     """Tell `walk` what it couldn't see by itself, and fill in the default that depends on another key."""
     _server(walk, config.get("server", {}))
     engines: list[Table] = config.get("engine", [])
-    first_with: dict[str, int] = {}
     for index, engine in enumerate(engines):
-        at = item_at("engine", index, engine)
-        _engine(walk, engine, at)
-        if (name := engine.get("name")) is None:
+        _engine(walk, engine, item_at("engine", index, engine))
+    tenants: list[Table] = config.get("tenant", [])
+    served = {model for engine in engines for model in engine.get("models", ["*"])}
+    owners: dict[str, str] = {}
+    for index, tenant in enumerate(tenants):
+        _tenant(walk, tenant, item_at("tenant", index, tenant), served, owners)
+    _names(walk, "engine", engines)
+    _names(walk, "tenant", tenants)
+
+
+def _names(walk: Walk, kind: str, tables: list[Table]) -> None:
+    first_with: dict[str, int] = {}
+    for index, table in enumerate(tables):
+        if (name := table.get("name")) is None:
             continue
         if name in first_with:
-            walk.fault(f"{at}.name", f"engine[{first_with[name]}] has this name already")
+            at = item_at(kind, index, table)
+            walk.fault(f"{at}.name", f"{kind}[{first_with[name]}] has this name already")
         first_with.setdefault(name, index)
+
+
+def _tenant(walk: Walk, tenant: Table, at: str, served: set[str], owners: dict[str, str]) -> None:
+    models = tenant.get("models", [])
+    _models(walk, models, at)
+    for index, model in enumerate(models):
+        if model != "*" and "*" not in served and model not in served:
+            near = nearest(model, sorted(served))
+            hint = f'did you mean "{near}"?' if near else ""
+            walk.fault(f"{at}.models[{index}]", f"no engine serves {quote(model)}", hint)
+    for index, key in enumerate(tenant.get("keys", [])):
+        if key in owners:
+            walk.fault(f"{at}.keys[{index}]", f"the same key as {owners[key]}", "a key has one owner")
+        owners.setdefault(key, f"{at}.keys[{index}]")
 
 
 def _server(walk: Walk, server: Table) -> None:

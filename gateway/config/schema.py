@@ -23,11 +23,13 @@ YEAR_SECONDS = 365 * 24 * 3600
 MAX_DAYS = 36_500
 MAX_BYTES = 2**40
 MAX_COUNT = 1_000_000
+MAX_TOKENS = 10**12
 MIN_SPOOL_BYTES = 4096
 
 Kind = Literal["vllm", "sglang", "llamacpp", "ollama", "openai"]
 Reclaim = Literal["off", "observe", "enforce"]
 AskUsage = Literal["no", "end", "each"]
+Priority = Literal["high", "normal", "low"]
 
 Days = Annotated[int, Meta(ge=0, le=MAX_DAYS)]
 Seconds = Annotated[float, Meta(ge=0, le=YEAR_SECONDS)]
@@ -36,6 +38,8 @@ Bytes = Annotated[int, Meta(ge=1, le=MAX_BYTES)]
 SpoolBytes = Annotated[int, Meta(ge=MIN_SPOOL_BYTES, le=MAX_BYTES)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+Weight = Annotated[float, Meta(gt=0, le=MAX_COUNT)]
 
 Text = Annotated[str, Meta(extra={"format": Format(formats.check_text)})]
 Name = Annotated[str, Meta(extra={"format": Format(formats.check_name)})]
@@ -47,6 +51,9 @@ ApiKey = Annotated[str, Meta(extra={"format": Format(formats.check_api_key, secr
 HeaderName = Annotated[str, Meta(extra={"format": Format(formats.check_header_name)})]
 HeaderValue = Annotated[str, Meta(extra={"format": Format(formats.check_header_value, secret=True)})]
 
+Digest = Annotated[str, Meta(extra={"format": Format(formats.check_digest, quiet=True)})]
+
+Digests = Annotated[tuple[Digest, ...], Meta(min_length=1)]
 Addresses = Annotated[tuple[Address, ...], Meta(min_length=1)]
 Models = Annotated[tuple[Text, ...], Meta(min_length=1)]
 
@@ -130,6 +137,10 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Requests that may wait; 0 = refuse at once when no slot is free."""
     queue_seconds: PositiveSeconds = 60.0
     """How long one may wait for a slot, in seconds; then it is answered 503."""
+    promote_seconds: Seconds = 30.0
+    """Who has waited for so long goes with those of the next higher priority, in seconds; 0 = never."""
+    max_tokens: PositiveCount = 1024
+    """What a request is taken to ask for that doesn't say how long its answer may be, in tokens."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,6 +169,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """http://host:port or https://host:port, with a path prefix or unix:/path; without the /v1."""
     slots: PositiveCount
     """How many sequences it can run at once: vLLM's max-num-seqs, llama.cpp's --parallel."""
+    kv_tokens: Tokens = 0
+    """How many tokens its KV cache holds, prompts and answers together; 0 = not counted."""
     models: Models
     """The model names it answers for; ["*"] = any."""
     reclaim: Reclaim = "enforce"
@@ -189,6 +202,29 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return list(shown.items())
 
 
+class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[[tenant]]`: the owner of some keys. Without any, whoever reaches the API may use it."""
+
+    name: Name
+    """What logs, metrics and the admin API call it; unique."""
+    keys: Digests
+    """Its API keys, each as `sha256:` and its hex digest; `gateway key new NAME` makes one."""
+    models: Models = ("*",)
+    """The models it may use, by the names that clients write; ["*"] = all."""
+    weight: Weight = 1.0
+    """Its part of the service among the waiting tenants of its priority."""
+    priority: Priority = "normal"
+    """A higher class goes first, always; but see `admission.promote_seconds`."""
+    slots: Count = 0
+    """How many slots it may hold at once; 0 = any."""
+    queue: Count = 0
+    """How many of its requests may wait; 0 = any (`admission.queue` holds for all together)."""
+    requests_per_minute: Count = 0
+    """How many requests it may make; 0 = any."""
+    tokens_per_minute: Tokens = 0
+    """How many tokens it may use, of prompts and answers; 0 = any."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole configuration file, checked: whoever holds one need not check anything again."""
 
@@ -202,6 +238,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What requests took."""
     engine: Annotated[tuple[Engine, ...], Meta(min_length=1)]
     """The engines, in the file's order; at least one."""
+    tenant: tuple[Tenant, ...] = ()
+    """The tenants; none: open to everybody."""
 
     @property
     def engines(self) -> tuple[Engine, ...]:

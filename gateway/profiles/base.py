@@ -53,8 +53,8 @@ class Load:
 
     def is_after_restart(self, before: Load) -> bool:
         """Whether the engine was started anew since it said ``before``."""
-        if self.started is not None and before.started is not None and self.started != before.started:
-            return True
+        if self.started is not None and before.started is not None:
+            return self.started > before.started
         return self.tokens is not None and before.tokens is not None and self.tokens < before.tokens
 
 
@@ -108,8 +108,8 @@ class Profile:
     """The routes it has."""
     withheld: ClassVar[frozenset[bytes]] = frozenset()
     """Request fields (lower case) that it never gets."""
-    rewrites: ClassVar[bool] = False
-    """Whether :meth:`rewrite` does anything."""
+    rewrites: ClassVar[frozenset[str]] = frozenset()
+    """The routes for which :meth:`rewrite` does anything."""
     health_path: ClassVar[str] = "/v1/models"
     """A cheap page that answers 200 while it is well."""
     load_paths: ClassVar[tuple[str, ...]] = ()

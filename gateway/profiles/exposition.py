@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import islice
+from math import isfinite
 
 from gateway.profiles.base import Load
 
 STARTED = "process_start_time_seconds"
 """What Prometheus' client libraries call the start of the process (Unix time)."""
+
+_MOST_SAMPLES = 10_000
+"""Of one page: hundreds of workers have fewer."""
 
 _MOST = 1e9
 """More sequences than this are none."""
@@ -26,10 +31,13 @@ class Samples:
     def read(self, page: bytes) -> dict[str, float]:
         """Return the sums of those that are there."""
         sums: dict[str, float] = {}
-        for name, text in self._sample.findall(page):
+        for found in islice(self._sample.finditer(page), _MOST_SAMPLES):
+            name, text = found.groups()
             try:
                 value = float(text)
             except ValueError:
+                continue
+            if not isfinite(value):
                 continue
             sums[name.decode()] = sums.get(name.decode(), 0.0) + value
         return sums

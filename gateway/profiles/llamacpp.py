@@ -36,7 +36,7 @@ class LlamaCpp(Profile):
     # With this field llama.cpp keeps a stream for replay and goes on generating after its reader
     # has left (llama.cpp PR 23226).
     withheld = frozenset({b"x-conversation-id"})
-    rewrites = True
+    rewrites = frozenset(_GENERATING_PATHS)
     health_path = "/health"
     load_paths: ClassVar[tuple[str, ...]] = ("/metrics", "/slots")
     hint = "run llama-server with --metrics"

@@ -14,6 +14,11 @@ _MOST_HELD_BYTES = 64 * 1024
 
 _EVENT = re.compile(rb".+?(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))", re.DOTALL)
 
+_PROGRESS = re.compile(rb'"prompt_progress"\s*:')
+"""As a key: within a value the quotes would be escaped, and as a value no colon would follow."""
+
+_DATA = re.compile(rb"(?:^|[\r\n])data")
+
 
 class WithoutProgress:
     """Takes an event stream in pieces, and gives it without progress chunks."""
@@ -28,13 +33,17 @@ class WithoutProgress:
         """Take a piece; return what may pass: whole events, and all of it once the prefill is over."""
         if self.over:
             return data
+        if b"\n" not in data and b"\r" not in data and len(self._held) < _MOST_HELD_BYTES:
+            self._held += data
+            return b""
         window, passing, at = self._held + data, [], 0
         while not self.over and (found := _EVENT.match(window, at)):
             at = found.end()
             event = found.group()
-            if b'"prompt_progress"' not in event:
+            if _PROGRESS.search(event) is None:
                 passing.append(event)
-                self.over = not self._throughout
+                # A comment may come at any time.
+                self.over = not self._throughout and _DATA.search(event) is not None
         self._held = window[at:]
         if self.over or len(self._held) > _MOST_HELD_BYTES:
             self.over = True

@@ -12,10 +12,14 @@ from typing import ClassVar
 
 import msgspec
 
+from gateway.dialect import OPENAI_PATHS
 from gateway.profiles.base import AS_IT_IS, Ask, AskUsage, Load, Looks, Profile, Rewrite, Work
 from gateway.profiles.exposition import STARTED, Samples, load_from
 
 _WITH_RID = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
+_RESPONSES_PATH = "/v1/responses"
+"""Its id is a field of another name."""
+
 _ABORT_PATH = "/abort_request"
 
 _METRICS = Samples(
@@ -28,7 +32,7 @@ class Sglang(Profile):
 
     kind = "sglang"
     tells_usage: ClassVar[AskUsage] = "end"
-    rewrites = True
+    rewrites = OPENAI_PATHS
     health_path = "/health"
     load_paths: ClassVar[tuple[str, ...]] = ("/metrics",)
     hint = "run SGLang with --enable-metrics"
@@ -36,10 +40,13 @@ class Sglang(Profile):
     abort_paths: ClassVar[tuple[str, ...]] = (_ABORT_PATH,)
 
     def rewrite(self, path: str, stream: bool, fields: Mapping[str, bytes], upstream_id: str) -> Rewrite:
-        """Have the request run under our id (``rid``), whatever id its client chose."""
-        if path not in _WITH_RID:
-            return AS_IT_IS
-        return Rewrite({"rid": msgspec.json.encode(upstream_id)})
+        """Have the request run under our id, whatever id its client chose."""
+        ours = msgspec.json.encode(upstream_id)
+        if path == _RESPONSES_PATH:
+            return Rewrite({"request_id": ours})
+        if path in _WITH_RID or "rid" in fields:
+            return Rewrite({"rid": ours})
+        return AS_IT_IS
 
     def load(self, path: str, body: bytes) -> Load | None:
         """Read ``sglang:num_running_reqs`` and ``sglang:num_queue_reqs``."""
@@ -55,5 +62,5 @@ class Sglang(Profile):
         return [
             Ask(path, "POST", msgspec.json.encode({"rid": work.upstream_id}))
             for work in works
-            if work.route in _WITH_RID
+            if work.route in _WITH_RID or work.route == _RESPONSES_PATH
         ]

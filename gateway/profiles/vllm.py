@@ -7,16 +7,17 @@ OpenAI-compatible server) and behaviour measured on 0.32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import msgspec
 
-from gateway.profiles.base import Ask, AskUsage, Load, Looks, Profile, Work
+from gateway.profiles.base import Ask, AskUsage, Load, Looks, Profile, Rewrite, Work
 from gateway.profiles.exposition import STARTED, Samples, load_from
 
 _ONE_ID = frozenset({"/v1/chat/completions", "/v1/messages"})
 _ID_PER_PROMPT = "/v1/completions"
+_RESPONSES_PATH = "/v1/responses"
 
 _METRICS = Samples(
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:generation_tokens_total", STARTED
@@ -35,6 +36,11 @@ class Vllm(Profile):
     # The first with --enable-scale-out, the second with VLLM_SERVER_DEV_MODE=1.
     abort_paths: ClassVar[tuple[str, ...]] = ("/inference/v1/abort_requests", "/abort_requests")
     index_path = "/openapi.json"
+    rewrites = frozenset({_RESPONSES_PATH})
+
+    def rewrite(self, path: str, stream: bool, fields: Mapping[str, bytes], upstream_id: str) -> Rewrite:
+        """Have a response run under our id: of other routes the header ``X-Request-Id`` says it."""
+        return Rewrite({"request_id": msgspec.json.encode(upstream_id)})
 
     def load(self, path: str, body: bytes) -> Load | None:
         """Read ``vllm:num_requests_running`` and ``vllm:num_requests_waiting``."""
@@ -49,7 +55,7 @@ class Vllm(Profile):
         """Abort by the engine's own ids, which are made of ours.
 
         An id that names nothing does no harm; but an empty list would abort everything (at
-        ``/abort_requests``). Responses run under ids of the engine's own.
+        ``/abort_requests``).
         """
         ids = [each for work in works for each in _ids(work)]
         return [_abort(path, ids)] if ids else ()
@@ -58,6 +64,8 @@ class Vllm(Profile):
 def _ids(work: Work) -> list[str]:
     if work.route in _ONE_ID:
         return [f"chatcmpl-{work.upstream_id}"]
+    if work.route == _RESPONSES_PATH:
+        return [f"{work.upstream_id}_0"]
     if work.route == _ID_PER_PROMPT:
         # One id a prompt; of sequences there are as many or more.
         return [f"cmpl-{work.upstream_id}-{number}" for number in range(work.sequences)]

@@ -112,7 +112,7 @@ class House:
 
     def nobody_was_overtaken(self, guest: Guest, engine: Engine) -> None:
         for other in self.guests:
-            if other.ticket in self.admission._waiting and engine in other.ticket.engines:
+            if other.ticket.queued and engine in other.ticket.engines:
                 assert other.ticket.number > guest.ticket.number
 
     def start(self, ticket: Ticket) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -147,11 +147,12 @@ def toml_value(value: Any) -> str:
     return json.dumps(value)
 
 
-def toml_of(sections: Mapping[str, Section], engines: list[Section]) -> str:
+def toml_of(sections: Mapping[str, Section], engines: list[Section], tenants: Sequence[Section] = ()) -> str:
     lines: list[str] = []
     for title, section in [
         *((f"[{name}]", s) for name, s in sections.items()),
         *(("[[engine]]", e) for e in engines),
+        *(("[[tenant]]", tenant) for tenant in tenants),
     ]:
         lines += [title, *(f"{name} = {toml_value(value)}" for name, value in section.items()), ""]
     return "\n".join(lines)
@@ -179,6 +180,7 @@ async def running_gateway(
     admission: Section | None = None,
     usage: Section | None = None,
     engine: Section | None = None,
+    tenants: Sequence[Section] = (),
     seconds: float = TEST_SECONDS,
     check: bool = True,
 ) -> AsyncIterator[Gateway]:
@@ -190,7 +192,7 @@ async def running_gateway(
         "usage": usage or {},
     }
     cfg = config.parse(
-        toml_of(sections, [entry(e, engine or {}) for e in engines]), file="test.toml", environ={}
+        toml_of(sections, [entry(e, engine or {}) for e in engines], tenants), file="test.toml", environ={}
     )
     gateway = Gateway()
 
