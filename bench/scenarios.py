@@ -9,6 +9,7 @@ from functools import partial
 from bench import article, holding, leaving, rates
 from bench.aside import aside
 from bench.departures import departures
+from bench.queueing import queueing
 from bench.real import real
 from bench.report import Outcome
 
@@ -36,6 +37,7 @@ SCENARIOS = {
     "steady-400": Scenario(rates.steady_400, 3, "CPU per event, 400 streams at 50 tokens/s"),
     "bulk": Scenario(rates.bulk, 3, "CPU per event, 64 streams as fast as they go"),
     "requests": Scenario(rates.requests, 3, "CPU per request, 2,000 that aren't streamed"),
+    "queueing": Scenario(queueing, 3, "CPU of a request's way through the queue, with 10 to 100,000 waiting"),
     "growth": Scenario(rates.growth, 3, "CPU per event at 50, 500 and 2,000 streams"),
     "overload": Scenario(rates.overload, 1, "two and four times the events that one core carries"),
     "slow-readers": Scenario(holding.slow_readers, 1, "memory, 200 readers at 2 KB/s"),

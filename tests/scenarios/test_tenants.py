@@ -13,8 +13,8 @@ from tests.support.gateway import Gateway, running_gateway
 from tests.support.http1 import Answer, http1, request_bytes
 from tests.support.http2 import http2
 from tests.support.routes import CHAT, MESSAGES
-from tests.support.scripted import ScriptedEngine
-from tests.support.scripts import Stream, Whole, honest
+from tests.support.scripted import Script, ScriptedEngine
+from tests.support.scripts import End, Raw, Status, Stream, Whole, honest, never_answers
 
 ALICE, BOB = "sk-alice-1", "sk-bob-1"
 
@@ -276,6 +276,35 @@ async def test_aborted_streams_and_then_an_ordinary_one() -> None:
         await gateway.live(0)
         engine.script = honest
         assert (await ask(gateway, ALICE)).status == 200
+
+
+async def test_no_fault_of_an_engine_or_a_client_keeps_a_tenant_s_slot() -> None:
+    """A key whose tenant may hold one slot, and everything that can go wrong, ten times each."""
+    engine = ScriptedEngine(honest, slots=2)
+    faults: list[tuple[Script | None, dict[str, Any], int]] = [
+        (Status(502), {}, 502),
+        (Status(504), {}, 504),
+        (Status(429), {}, 429),
+        (never_answers, {}, 504),
+        (Raw([End.RST]), {}, 502),
+        (Raw([b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nab", End.RST]), {}, 200),
+        (Raw([b"nonsense\r\n\r\n", End.FIN]), {}, 502),
+        (Whole(body=b"{broken"), {}, 200),
+        (None, {"model": "unknown"}, 404),
+        (None, {"n": "two"}, 400),
+    ]
+    tenants = [tenant("alice", ALICE, slots=1)]
+    clocks = {"first_byte_seconds": 0.05, "idle_seconds": 0.05}
+    async with running_gateway(engine, tenants=tenants, stream=clocks) as gateway:
+        for script, fields, status in faults:
+            engine.plan = [script] * 20 if script is not None else []  # some are tried twice
+            for _ in range(10):
+                async with http1(gateway.url) as client:
+                    await client.post(CHAT.path, CHAT.payload(stream=False, **fields), headers=bearer(ALICE))
+                    assert (await client.head()).status == status
+            engine.plan = []
+            assert (await ask(gateway, ALICE)).status == 200
+            await gateway.idle()
 
 
 # Deadlines and room.
