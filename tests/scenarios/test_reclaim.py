@@ -326,7 +326,7 @@ async def test_ollama_has_its_grace() -> None:
     """It can't be asked, and stops in a moment or not at all."""
     engine = ScriptedEngine(Whole(takes=trio.Event(), goes_on_for=0.3), slots=1, kind="ollama")
     payload = {"model": "model", "messages": [], "stream": False}
-    async with running_gateway(engine) as gateway:
+    async with running_gateway(engine, engine={"reclaim_seconds": 1}) as gateway:
         async with http1(gateway.url) as client:
             await client.post("/api/chat", payload)
             call = await engine.call()

@@ -123,7 +123,7 @@ COMPLETIONS = Route(
 )
 RESPONSES = Route(
     "/v1/responses",
-    "vllm",
+    "openai",
     {"input": "hello"},
     "text/event-stream",
     Parts(
@@ -137,7 +137,7 @@ RESPONSES = Route(
 )
 MESSAGES = Route(
     "/v1/messages",
-    "vllm",
+    "openai",
     {**TALK, "max_tokens": 16},
     "text/event-stream",
     Parts(
