@@ -33,9 +33,6 @@ ASK_SECONDS = 2.0
 BACKGROUND_SECONDS = 10.0
 """Between two looks while nothing is being reclaimed: for restarts, and load that isn't ours."""
 
-_COUNTED_AFTER = 2
-"""Times what an engine takes to count a request: then it counts one that hasn't answered yet."""
-
 _SUSPECTED_SECONDS = 0.5
 """Between two looks while there seems to be load that isn't ours."""
 
@@ -99,12 +96,12 @@ class Reclaimer:
 
         ``decoding``: the engine had begun to answer.
         """
-        now = trio.current_time()
+        now, looks = trio.current_time(), self.engine.profile.looks
         self._aborts.add(work)
         sequences = max(slot.cost, slot.sequences)
-        reclaim = Reclaim(closed=now, cost=slot.cost, counted=decoding, slot=slot, sequences=sequences)
+        counted = decoding or slot.counted or (looks is not None and slot.written < looks.long_ago(now))
+        reclaim = Reclaim(closed=now, cost=slot.cost, counted=counted, slot=slot, sequences=sequences)
         reclaim.bound = now + self.engine.settings.reclaim_seconds
-        looks = self.engine.profile.looks
         if self.enforcing:
             self.engine.ledger.hand_over(slot)
         else:
@@ -157,7 +154,7 @@ class Reclaimer:
     async def _look(self, looks: Looks) -> None:
         ledger = self.engine.ledger
         self._asked = trio.current_time()
-        long_ago = self._asked - _COUNTED_AFTER * looks.uncounted
+        long_ago = looks.long_ago(self._asked)
         own, most, granted = ledger.certain(long_ago), ledger.at_most, ledger.granted
         said = LoadAnswer(problem=f"no answer within {ASK_SECONDS:g} s")
         with trio.move_on_after(ASK_SECONDS):

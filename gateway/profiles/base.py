@@ -78,6 +78,10 @@ class Looks:
     uncounted: float
     ghost: float = 1.0
 
+    def long_ago(self, now: float) -> float:
+        """Return since when a request must have been there to be in the gauges for certain."""
+        return now - 2 * self.uncounted
+
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
