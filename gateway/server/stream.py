@@ -36,6 +36,11 @@ class Inbox:
         """Body bytes not taken yet."""
         return len(self._body)
 
+    @property
+    def disconnected(self) -> bool:
+        """Whether the next message is that the client has left."""
+        return not self._body and bool(self._messages) and self._messages[0] is DISCONNECT
+
     def add(self, data: bytes) -> None:
         """Add a piece of the body."""
         self._body += data
@@ -130,8 +135,11 @@ class HttpStream(HTTPStream):
         return self.state is ASGIHTTPState.CLOSED
 
     def receive_now(self) -> dict[str, Any] | None:
-        """Return the next message for the application, if there is one that needs no waiting."""
-        return self.inbox.get_now()
+        """Return the next message of the body, if there is one that needs no waiting.
+
+        That the client has left stays where it is: it is for whoever waits for it.
+        """
+        return None if self.inbox.disconnected else self.inbox.get_now()
 
     def start(self, head: Head, fault: Callable[[BaseException], None]) -> None:
         """Start the application on a request. ``fault`` is told of an exception of it."""

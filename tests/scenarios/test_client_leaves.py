@@ -288,3 +288,23 @@ async def test_who_goes_as_soon_as_it_has_everything_did_not_leave_early(model: 
         await gateway.recorded(rounds)
         outcome = "completed" if model == "model" else "rejected"
         assert len(gateway.matching(outcome=outcome)) == rounds
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+async def test_client_leaves_in_its_body_before_anybody_looked_at_it(how: str) -> None:
+    """Head, half of the body and the end of the connection are all there at once."""
+    engine = ScriptedEngine(honest, slots=1)
+    async with running_gateway(engine) as gateway:
+        for _ in range(20):
+            async with http1(gateway.url) as client:
+                request = request_bytes(CHAT.path, CHAT.payload(stream=True))
+                assert isinstance(client.stream, trio.SocketStream)
+                raw: socket.socket = client.stream.socket._sock  # type: ignore[attr-defined]
+                raw.send(request[:-20])  # without a turn in between
+                await (client.close() if how == "close" else client.reset())
+        await gateway.live(0)
+        async with http1(gateway.url) as client:
+            assert (await client.ask(CHAT.path, CHAT.payload(stream=False))).status == 200
+        await gateway.recorded(1, outcome="completed")
+        assert {record["outcome"] for record in gateway.records} <= {"client_gone", "completed"}
+    assert len(engine.calls) == 1
