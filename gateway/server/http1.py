@@ -20,7 +20,7 @@ from typing import Any
 import h11
 import trio
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.events import Body, EndBody, Response
+from hypercorn.protocol.events import Body, EndBody, Response, StreamClosed
 from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
 from hypercorn.utils import suppress_body
 
@@ -240,6 +240,9 @@ class Http1(H11Protocol):
         stream.start(
             Head(request.http_version.decode(), request.method, request.target, headers), self._fault
         )
+        if self._closed:
+            # It stood behind another one, and its client left before its turn came.
+            await stream.handle(StreamClosed(stream_id=STREAM_ID))
 
     def _wants_body(self) -> None:
         """Tell a client that waits for it (``Expect: 100-continue``) to go on."""

@@ -36,11 +36,6 @@ class Inbox:
         """Body bytes not taken yet."""
         return len(self._body)
 
-    @property
-    def disconnected(self) -> bool:
-        """Whether the next message is that the client has left."""
-        return not self._body and bool(self._messages) and self._messages[0] is DISCONNECT
-
     def add(self, data: bytes) -> None:
         """Add a piece of the body."""
         self._body += data
@@ -137,9 +132,10 @@ class HttpStream(HTTPStream):
     def receive_now(self) -> dict[str, Any] | None:
         """Return the next message of the body, if there is one that needs no waiting.
 
-        That the client has left stays where it is: it is for whoever waits for it.
+        None once the client has left: its body may be gone or incomplete, and that it has left is for
+        whoever waits for that.
         """
-        return None if self.inbox.disconnected else self.inbox.get_now()
+        return None if self.closed else self.inbox.get_now()
 
     def start(self, head: Head, fault: Callable[[BaseException], None]) -> None:
         """Start the application on a request. ``fault`` is told of an exception of it."""

@@ -156,3 +156,23 @@ async def test_what_stands_behind_the_last_request_is_passed_over(behind: bytes)
         await client.send(ask("a", headers={"Connection": "close"}) + behind)
         assert (await client.answer()).json == {"user": "a"}
         assert await client.eof() == b""
+
+
+async def test_who_leaves_between_two_requests_has_left_the_second_too() -> None:
+    """The end of the connection is read in the moment in which the next request's turn comes."""
+    engine = ScriptedEngine(echo, slots=8)
+    async with running_gateway(engine) as gateway:
+
+        async def visit() -> None:
+            async with http1(gateway.url) as client:
+                await client.send(ask("a") + ask("b")[:-10])
+                await client.answer()
+
+        for _ in range(20):
+            async with trio.open_nursery() as nursery:
+                for _ in range(8):
+                    nursery.start_soon(visit)
+        await gateway.live(0)
+        await gateway.recorded(160, outcome="completed")
+        assert {record["outcome"] for record in gateway.records} <= {"client_gone", "completed"}
+    assert len(engine.calls) == 160
