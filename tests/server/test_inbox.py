@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 import trio
+from hypercorn.protocol.events import Body, EndBody, StreamClosed
 from trio.testing import wait_all_tasks_blocked
 
-from gateway.server.stream import DISCONNECT, Inbox
+from gateway.server.stream import DISCONNECT, HttpStream, Inbox
 
 END = {"type": "http.request", "body": b"", "more_body": False}
 
@@ -71,3 +75,21 @@ async def test_a_taken_piece_stays_as_it_was() -> None:
     message = await inbox.get()
     inbox.add(b"def")
     assert message["body"] == b"abc"
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+async def test_of_a_body_whose_client_has_left_nothing_is_had_at_once(dropped: bool) -> None:
+    """Half of it, or only its end, would pass for the whole; that the client has left is told to who waits."""
+    protocol = SimpleNamespace(
+        **dict.fromkeys(("app", "config", "context", "task_group", "client", "server"))
+    )
+    protocol.ssl, protocol.stream_send = False, None
+    stream = HttpStream(protocol, 1, abort=lambda: None, body_taken=lambda _: None)
+    await stream.handle(Body(stream_id=1, data=b"half"))
+    if dropped:
+        await stream.handle(EndBody(stream_id=1))
+        stream.inbox.drop()
+    await stream.handle(StreamClosed(stream_id=1))
+    assert stream.receive_now() is None
+    messages = [await stream.inbox.get() for _ in range(2)]
+    assert messages[-1] is DISCONNECT
