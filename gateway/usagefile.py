@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,26 +119,25 @@ class UsageFile:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        try:
+        with ExitStack() as otherwise:
+            otherwise.callback(self.close)  # Which also rolls back.
             connection = self._connect()
             connection.execute("BEGIN IMMEDIATE")
             yield connection
             connection.execute("COMMIT")
-        except BaseException:
-            self.close()  # Which also rolls back.
-            raise
-        if self.ending:
-            self.close()
+            if not self.ending:
+                otherwise.pop_all()
 
     def _connect(self) -> sqlite3.Connection:
         # SQLite would go on writing to a file that somebody has deleted.
         if self._connection is not None and _identity(self._path) == self._identity:
             return self._connection
         self.close()
-        connection = sqlite3.connect(
-            self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        try:
+        with ExitStack() as otherwise:
+            connection = sqlite3.connect(
+                self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            otherwise.callback(connection.close)
             if not holds_usage(connection):
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.executescript(_TABLES)
@@ -147,9 +146,7 @@ class UsageFile:
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("BEGIN IMMEDIATE")  # Says whether it may be written to.
             connection.execute("ROLLBACK")
-        except BaseException:
-            connection.close()
-            raise
+            otherwise.pop_all()
         self._connection, self._identity = connection, _identity(self._path)
         return connection
 

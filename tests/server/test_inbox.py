@@ -79,7 +79,7 @@ async def test_a_taken_piece_stays_as_it_was() -> None:
 
 @pytest.mark.parametrize("dropped", [False, True])
 async def test_of_a_body_whose_client_has_left_nothing_is_had_at_once(dropped: bool) -> None:
-    """Half of it, or only its end, would pass for the whole; that the client has left is told to who waits."""
+    """Half of it, or only its end, would pass for the whole; the leaving is for who waits for it."""
     protocol = SimpleNamespace(
         **dict.fromkeys(("app", "config", "context", "task_group", "client", "server"))
     )
