@@ -6,7 +6,8 @@ The engine's own log is the witness, for asking llama.cpp disturbs it (see `real
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import openai
 import pytest
@@ -104,13 +105,20 @@ async def test_only_the_leaver_s_work_stops(slow: RealEngine) -> None:
         await gateway.record(outcome="client_gone")
 
 
-async def test_who_does_not_stream_is_called_off_while_another_streams(slow: RealEngine) -> None:
-    """Asked directly, llama.cpp makes such an answer to its end."""
-    before = slow.ends
-    async with running_gateway(slow.entry) as gateway, http1(gateway.url) as stays:
+@asynccontextmanager
+async def somebody_streaming(engine: RealEngine) -> AsyncIterator[Gateway]:
+    """A gateway through which somebody else is being answered all the time."""
+    async with running_gateway(engine.entry) as gateway, http1(gateway.url) as stays:
         await stays.post(CHAT.path, talk("stay", stream=True, max_tokens=900))
         await stays.head()
         await stays.until(b"data: ", 3)
+        yield gateway
+
+
+async def test_who_does_not_stream_is_called_off_while_another_streams(slow: RealEngine) -> None:
+    """Asked directly, llama.cpp makes such an answer to its end."""
+    before = slow.ends
+    async with somebody_streaming(slow) as gateway:
         async with http1(gateway.url) as leaves:
             await leaves.post(CHAT.path, talk("leave", max_tokens=3000))
             await gateway.in_phase("streaming", 2)
@@ -126,14 +134,11 @@ async def test_who_does_not_stream_is_called_off_while_another_streams(slow: Rea
 
 async def test_leaving_in_a_long_prefill(slow: RealEngine) -> None:
     before = slow.ends
-    async with running_gateway(slow.entry) as gateway, http1(gateway.url) as stays:
-        await stays.post(CHAT.path, talk("stay", stream=True, max_tokens=900))
-        await stays.head()
-        await stays.until(b"data: ", 3)
+    async with somebody_streaming(slow) as gateway:
         async with http1(gateway.url) as leaves:
             await leaves.post(CHAT.path, talk("leave " * 600, stream=True, max_tokens=3000))
             await gateway.in_phase("prefill")
-            await trio.sleep(0.1)
+            await trio.sleep(0.1)  # In the midst of it: of that nothing tells.
         with trio.fail_after(2 * STOP_SECONDS):
             await slow.released(before + 1)
         assert not gateway.matching(outcome="completed"), "the other one still streams"
