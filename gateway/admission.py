@@ -174,12 +174,13 @@ class Admission:
         ticket.called = trio.Event()
         self.queue.add(ticket, now)
         self._grant()
-        if ticket.seat is not None:
-            return self._seated(ticket)
         if (surplus := self.queue.surplus(ticket)) is not None:
             self._refuse(surplus, self._full(surplus.share))
+            self._grant()  # It may have kept an engine for itself.
         if ticket.refusal is not None:
             raise ticket.refusal
+        if ticket.seat is not None:
+            return self._seated(ticket)
         self._check_that_it_can_start(ticket)
         return None
 
@@ -202,7 +203,7 @@ class Admission:
             raise GatewayError(
                 Code.QUEUE_TIMEOUT,
                 "No slot became free in time; try again later.",
-                retry_after=self._expected(ticket),
+                retry_after=math.ceil(self._expected(ticket)),
             )
         return self._seated(ticket)
 
@@ -242,14 +243,14 @@ class Admission:
             self._leave(ticket)
             raise GatewayError(
                 Code.QUEUE_TIMEOUT,
-                f"A slot is expected to be free in {expected} s, and the client waits for {left:.1f} s.",
-                retry_after=expected,
+                f"A slot is expected to be free in {expected:.1f} s, and the client waits for {left:.1f} s.",
+                retry_after=math.ceil(expected),
             )
 
-    def _expected(self, ticket: Ticket) -> int:
+    def _expected(self, ticket: Ticket) -> float:
         """Estimate in how many seconds another request like this one could start."""
         slots = sum(engine.ledger.slots for engine in ticket.engines)
-        return max(1, math.ceil(self.queue.expected_wait(ticket.share, slots)))
+        return self.queue.expected_wait(ticket.share, slots)
 
     def _grant(self) -> None:
         for ticket in self.queue.grant(self._seat, trio.current_time()):

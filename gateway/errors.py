@@ -97,7 +97,7 @@ class GatewayError(Exception):
     @property
     def retry_after(self) -> int | None:
         """Seconds for ``Retry-After``: 429 and 503 carry it (RFC 9110, 10.2.3)."""
-        return (self._retry_after or RETRY_AFTER_SECONDS) if self.status in (429, 503) else None
+        return max(self._retry_after or 0, RETRY_AFTER_SECONDS) if self.status in (429, 503) else None
 
     def bare(self) -> GatewayError:
         """Return it without the frames it came through, for keeping.

@@ -159,11 +159,10 @@ class Queue:
         share.unpark()
 
     def expected_wait(self, share: Share, slots: int) -> float:
-        """Estimate how long one more of ``share`` would wait for one of ``slots``, in seconds."""
+        """Estimate in how many seconds the last one of ``share`` that waits can have one of ``slots``."""
         rivals = {each for each in self._crowds if each.priority >= share.priority} | {share}
         weight = share.weight / sum(each.weight for each in rivals)
-        ahead = len(share.waiters) + 1
-        return ahead * self.estimate / max(slots * weight, 1e-9)
+        return max(1, len(share.waiters)) * self.estimate / max(slots * weight, 1e-9)
 
     def _lane(self, waiter: Waiter) -> Lane:
         lane = self._lanes.get(waiter.lane)
