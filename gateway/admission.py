@@ -29,13 +29,14 @@ class Ticket(Waiter):
     """A request's place: besides what a waiter is, the engines it may go to.
 
     It is kept across retries, and with it the place and the ``deadline`` (Trio's clock), which
-    may be ``hurried`` by its client.
+    may be ``hurried`` by its client. ``tokens`` is what it may need of an engine's KV cache, for its
+    prompt (an estimate) and for its answers.
     """
 
     engines: Sequence[Engine]
     deadline: float
     came: float
-    tokens: int = 0
+    tokens: tuple[int, int] = (0, 0)
     inputs: int = 1
     hurried: bool = False
     seat: tuple[Engine, Slot] | None = None
@@ -92,14 +93,15 @@ class Admission:
         engines: Sequence[Engine],
         cost: int,
         *,
-        tokens: int = 0,
+        tokens: tuple[int, int] = (0, 0),
         inputs: int = 1,
         share: Share | None = None,
         timeout: float = inf,
     ) -> Ticket:
         """Make a ticket for a request of ``cost`` slots that may go to any of ``engines``.
 
-        ``tokens`` is what it may need of an engine's KV cache, where that is counted; ``inputs`` is how
+        ``tokens`` is what it may need of an engine's KV cache, where that is counted, for its prompt and
+        for its answers; ``inputs`` is how
         many sequences the engine may count for it at most.
         ``share`` is its tenant's, and ``timeout`` how long its client waits for the beginning of an
         answer, in seconds. Raises GatewayError ``invalid_request`` if it could never fit.
@@ -114,11 +116,13 @@ class Admission:
                 f"The request makes {cost} sequences at once; {whose} {most}.",
                 param="n",
             )
-        fitting = [engine for engine in engines if engine.ledger.slots >= cost and _holds(engine, tokens)]
+        fitting = [
+            engine for engine in engines if engine.ledger.slots >= cost and _holds(engine, sum(tokens))
+        ]
         if not fitting:
             raise GatewayError(
                 Code.INVALID_REQUEST,
-                f"The request may need {tokens} tokens, its prompt and the answer it asks for together; the"
+                f"The request may need {sum(tokens)} tokens, prompt and answer together; the"
                 f" largest engine for it holds {max(engine.ledger.kv_tokens for engine in engines)}.",
                 param="max_tokens",
             )
@@ -157,6 +161,11 @@ class Admission:
         """Return a slot, and grant in the same step whoever can go now."""
         engine.ledger.give_back(slot)
         self.queue.release(self._granted.pop(slot), trio.current_time())
+        self._grant()
+
+    def prompt_counted(self, ticket: Ticket, engine: Engine, slot: Slot, prompt: int) -> None:
+        """The engine has counted the prompt: its cache has another room for others than was thought."""
+        engine.ledger.reserve(slot, prompt + ticket.tokens[1])
         self._grant()
 
     def close(self) -> None:
@@ -262,7 +271,7 @@ class Admission:
         if engine is None:
             kept.update(ticket.engines)
             return False
-        slot = engine.ledger.grant(ticket.cost, ticket.tokens)
+        slot = engine.ledger.grant(ticket.cost, sum(ticket.tokens))
         slot.sequences = ticket.inputs
         self._granted[slot] = ticket
         ticket.seat = engine, slot
@@ -274,7 +283,7 @@ def _choose(ticket: Ticket, kept: set[Engine]) -> Engine | None:
     able = [
         engine
         for engine in ticket.engines
-        if engine not in kept and engine.ledger.fits(ticket.cost, ticket.tokens)
+        if engine not in kept and engine.ledger.fits(ticket.cost, sum(ticket.tokens))
     ]
     return min(able, key=lambda engine: engine.ledger.running, default=None)
 

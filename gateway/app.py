@@ -16,9 +16,10 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 
 from gateway.bodies import BodyBudget
 from gateway.client import AsgiClient, Receive, Send
+from gateway.dialect import models_route
 from gateway.gateway import Gateway
 from gateway.headers import Caller
-from gateway.models import Models, is_models_path
+from gateway.models import Models
 from gateway.nursery import infer, serve
 from gateway.request import Request
 from gateway.response import Response
@@ -73,7 +74,7 @@ class DataPlane(QuartTrio):
         async def compose(nursery: trio.Nursery) -> Response:
             self.gateway.look_at_head(request)
             tenant = self.gateway.identify(request)
-            if is_models_path(request.path):
+            if models_route(request.path):
                 return await self.models.answer(request, tenant)
             return await infer(nursery, request, client, self.gateway, tenant)
 

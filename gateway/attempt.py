@@ -46,9 +46,9 @@ class Attempt:
     ) -> None:
         self._request = request
         self._reclaimer = reclaimer
-        self._slot = slot
-        self._engine = reclaimer.engine
-        profile = self._engine.profile
+        self.slot = slot
+        self.engine = reclaimer.engine
+        profile = self.engine.profile
         self._id = profile.upstream_id(request.id, request.attempts)
         self._refused = False
         self._meter: Meter | None = None
@@ -75,25 +75,25 @@ class Attempt:
         if isinstance(error, EngineError) and error.stale:
             request.meter = None  # The engine has had nothing of it.
             return
-        if self._slot.written == inf:
+        if self.slot.written == inf:
             return
         if error is None or self._refused or request.tail.done:
-            self._reclaimer.ended.add(trio.current_time(), max(self._slot.cost, self._slot.sequences))
+            self._reclaimer.ended.add(trio.current_time(), max(self.slot.cost, self.slot.sequences))
             return
-        work = Work(request.route, self._id, self._slot.cost)
+        work = Work(request.route, self._id, self.slot.cost)
         decoding = request.phase is Phase.STREAMING and request.tail.content_seen
-        request.reclaim = self._reclaimer.take(self._slot, work, decoding=decoding)
+        request.reclaim = self._reclaimer.take(self.slot, work, decoding=decoding)
 
     def open(self, body: bytes, fresh: bool, clock: EngineClock) -> AbstractAsyncContextManager[Answer]:
         """Call the engine. See :meth:`gateway.engine.Transport.open`."""
-        request, engine = self._request, self._engine
+        request, engine = self._request, self.engine
         stream = bool(request.stream) or self._rewrite.gathered
         meter = self._meter = Meter(request.route, engine.settings.kind, stream, body, self._fields)
         self._fields = ()
 
         def connected() -> None:
             request.meter = meter
-            self._slot.written = trio.current_time()
+            self.slot.written = trio.current_time()
             request.phase = Phase.PREFILL
             clock.connected()
 
@@ -126,18 +126,18 @@ class Attempt:
     def begun(self) -> None:
         """The answer has begun: a stream is in the engine's gauges, a whole answer may be out of them."""
         if isinstance(self._request.tail, SseTail | NdjsonTail):
-            self._slot.counted = self._request.tail.content_seen
+            self.slot.counted = self._request.tail.content_seen
         else:
-            self._slot.held_back = True
+            self.slot.held_back = True
 
     @contextmanager
     def holding_back(self) -> Iterator[None]:
         """Nothing is read of the answer meanwhile: the engine may be done with it unknown to us."""
-        before, self._slot.held_back = self._slot.held_back, True
+        before, self.slot.held_back = self.slot.held_back, True
         try:
             yield
         finally:
-            self._slot.held_back = before
+            self.slot.held_back = before
 
 
 class _Fields(Mapping[str, bytes]):

@@ -30,17 +30,20 @@ async def run(settings: config.Config) -> int:
         try:
             examine(settings.usage.path)
         except UsageFileError as error:
-            fault = config.Fault("configuration", "usage.path", f"the file {error}")
+            fault = config.Fault("", "usage.path", f"the file {error}")
             raise config.ConfigError((fault,)) from None
-    print(config.show(settings))
     make_tls(settings)
     engines = make_engines(settings)
+    print(config.show(settings))
     answers: dict[str, bool] = {}
+    said: dict[str, list[str]] = {engine.name: [] for engine in engines}
     async with trio.open_nursery() as nursery:
         for engine in engines:
-            nursery.start_soon(_ask, engine, answers)
+            nursery.start_soon(_ask, engine, answers, said[engine.name])
     for engine in engines:
         await engine.transport.aclose()
+        for line in said[engine.name]:
+            print(f'engine "{engine.name}" ({engine.settings.kind}, {engine.settings.url}): {line}')
     print(_ONE_PROCESS)
     if settings.tenant:
         print(f"Tenants: {', '.join(tenant.name for tenant in settings.tenant)}; every request needs a key.")
@@ -49,23 +52,22 @@ async def run(settings: config.Config) -> int:
     return 0 if all(answers.values()) else 1
 
 
-async def _ask(engine: Engine, answers: dict[str, bool]) -> None:
+async def _ask(engine: Engine, answers: dict[str, bool], said: list[str]) -> None:
     started = time.monotonic()
     found = EngineModels(problem=f"no answer within {_ASK_SECONDS:g} s")
     with trio.move_on_after(_ASK_SECONDS):
         found = await ask_models(engine)
     took = (time.monotonic() - started) * 1000
     answers[engine.name] = found.problem is None
-    where = f'engine "{engine.name}" ({engine.settings.kind}, {engine.settings.url})'
     if found.problem is not None:
-        print(f"{where}: {found.problem}")
+        said.append(found.problem)
         return
-    print(f"{where}: answers in {took:.0f} ms, serves {', '.join(found.names) or 'no models'}")
+    said.append(f"answers in {took:.0f} ms, serves {', '.join(found.names) or 'no models'}")
     if engine.settings.reclaim != "off":
-        print(f"{where}: {await _whether_it_can_be_asked(engine)}")
+        said.append(await _whether_it_can_be_asked(engine))
     missing = [] if engine.serves_any else [m for m in engine.settings.models if m not in found.names]
     if missing:
-        print(f"{where}: doesn't list {', '.join(missing)}, named in its models")
+        said.append(f"doesn't list {', '.join(missing)}, named in its models")
 
 
 async def _whether_it_can_be_asked(engine: Engine) -> str:

@@ -29,7 +29,9 @@ EXIT_CONFIG = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    options = _parser().parse_args(arguments)
+    options, rest = _parser().parse_known_args(arguments)
+    if rest:
+        options.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.command == "size":
         return size.run(options)
     configure_logging()
@@ -43,13 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "check":
             return trio.run(check.run, settings)
     except config.ConfigError as error:
-        print(error, file=sys.stderr)
+        print(error.of(options.config), file=sys.stderr)
         return EXIT_CONFIG
     except UnknownHypercornError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
     process.keep_no_large_blocks()
-    return trio.run(_serve, settings)
+    return trio.run(_serve, settings, options.config)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,19 +66,22 @@ def _parser() -> argparse.ArgumentParser:
         ("usage", "show the tokens that requests took, from the file that usage.path names"),
     ):
         command = commands.add_parser(name, help=about, description=about)
-        command.add_argument(
+        files = command.add_mutually_exclusive_group()
+        files.add_argument(
             "--config",
             default="config.toml",
             metavar="FILE",
             help="configuration file (default: %(default)s)",
         )
         if name == "usage":
-            usagereport.add_arguments(command)
+            usagereport.add_arguments(command, files)
+        command.set_defaults(parser=command)
     key = commands.add_parser("key", help="API keys of tenants", description="API keys of tenants")
     kinds = key.add_subparsers(dest="what", required=True, metavar="what")
     about = "make a key: prints it once, and the line for the configuration"
     new = kinds.add_parser("new", help=about, description=about)
     new.add_argument("name", metavar="NAME", type=_tenant_name, help="the tenant's name")
+    new.set_defaults(parser=new)
     size.add_command(commands)
     return parser
 
@@ -87,7 +92,7 @@ def _tenant_name(text: str) -> str:
     return text
 
 
-async def _serve(settings: config.Config) -> int:
+async def _serve(settings: config.Config, file: str) -> int:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
             try:
@@ -96,7 +101,7 @@ async def _serve(settings: config.Config) -> int:
                 print(error, file=sys.stderr)
                 return EXIT_FAILED
             except config.ConfigError as error:
-                print(error, file=sys.stderr)
+                print(error.of(file), file=sys.stderr)
                 return EXIT_CONFIG
             process.leave_collector_little()
             log.info("ready", listen=running.listen, admin=running.admin)

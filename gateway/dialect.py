@@ -73,6 +73,14 @@ ROUTES = {
 MODELS_PATH = "/v1/models"
 TAGS_PATH = "/api/tags"
 
+
+def models_route(path: str) -> str | None:
+    """Return as what ``path`` is recorded if it asks for the list of models or one of it; else None."""
+    if path == MODELS_PATH or path.startswith(MODELS_PATH + "/"):
+        return MODELS_PATH
+    return TAGS_PATH if path == TAGS_PATH else None
+
+
 OPENAI_PATHS = frozenset(path for path, route in ROUTES.items() if route.api is not Api.OLLAMA)
 """The routes of engines with OpenAI's API (and Anthropic's messages)."""
 

@@ -13,18 +13,20 @@ import trio
 
 from gateway.admission import Admission, Ticket
 from gateway.config import Config
-from gateway.dialect import ROUTES, Route, unknown_path
+from gateway.dialect import ROUTES, Route, models_route, unknown_path
 from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
 from gateway.estimate import Estimator, client_timeout, used_tokens
 from gateway.ghosts import Reclaim
 from gateway.headers import find
+from gateway.ledger import Slot
 from gateway.peek import Peek, peek
 from gateway.reclaim import Reclaimer
 from gateway.request import Request
 from gateway.requests import Requests
 from gateway.response import Response
 from gateway.tenants import Charge, Tenant, Tenants, without_keys
+from gateway.usage import Source, usage_of
 
 DRAIN_FAREWELL_SECONDS = 0.5
 """How long clients may take to be told that the drain is over: the process is to end soon after it."""
@@ -84,6 +86,8 @@ class Gateway:
 
     def begin(self, request: Request) -> None:
         """Take a request in."""
+        known = request.path if request.path in self._paths else models_route(request.path)
+        request.route = known or request.route
         self.requests.add(request)
 
     def end(self, request: Request) -> None:
@@ -149,8 +153,8 @@ class Gateway:
                 param="model",
             )
         now = trio.current_time()
-        tokens = sum(self.estimator.tokens(plan.seen, body))
-        request.reserved_tokens = tokens
+        tokens = self.estimator.tokens(plan.seen, body)
+        request.reserved_tokens = sum(tokens)
         ticket = self.admission.ticket(
             plan.engines,
             plan.cost,
@@ -160,8 +164,15 @@ class Gateway:
             timeout=client_timeout(request.headers) - (now - request.arrived),
         )
         if tenant is not None:
-            self._charges[request] = tenant, tenant.charge(tokens, now)
+            self._charges[request] = tenant, tenant.charge(sum(tokens), now)
         return ticket
+
+    def answer_begun(self, request: Request, ticket: Ticket, engine: Engine, slot: Slot) -> None:
+        """Have the room in its engine's cache right, if that has said by now how long the prompt is."""
+        if engine.ledger.kv_tokens:
+            usage = usage_of(request.meter)
+            if usage.prompt is not None and usage.prompt_source is Source.ENGINE:
+                self.admission.prompt_counted(ticket, engine, slot, usage.prompt)
 
     def tell_rates(self, request: Request, response: Response) -> None:
         """Say in a response what is left of its tenant's rates, in place of what an engine says."""
@@ -192,7 +203,6 @@ class Gateway:
         route = ROUTES.get(request.path)
         if route is None or route.path not in self._paths:
             raise unknown_path(request.path, self._paths)
-        request.route = route.path
         if request.method != "POST":
             raise GatewayError(Code.NOT_FOUND, f"{route.path} takes POST requests only.")
         return route

@@ -147,6 +147,14 @@ class Ledger:
         self._acquired += cost
         return slot
 
+    def reserve(self, slot: Slot, tokens: int) -> None:
+        """Reserve ``tokens`` for a slot that is held, in place of what was.
+
+        That may be more than there is: then nothing fits until others have gone.
+        """
+        self.reserved += tokens - slot.tokens
+        slot.tokens = tokens
+
     def hand_over(self, slot: Slot) -> None:
         """Take a slot from its request for the reclaimer; it stays borrowed. Raises KeyError."""
         self._running.remove(slot)

@@ -47,11 +47,6 @@ class EngineModels:
     problem: str | None = None
 
 
-def is_models_path(path: str) -> bool:
-    """Whether ``path`` is answered here."""
-    return path in (MODELS_PATH, TAGS_PATH) or path.startswith(MODELS_PATH + "/")
-
-
 class Models:
     """The list of models, as ``GET /v1/models``, ``/v1/models/{id}`` and ``/api/tags`` give it."""
 
@@ -67,7 +62,6 @@ class Models:
         """
         if request.method != "GET":
             raise GatewayError(Code.NOT_FOUND, f"{request.path[:200]} can only be read, with GET.")
-        request.route = TAGS_PATH if request.path == TAGS_PATH else MODELS_PATH
         owners = {
             name: engine
             for name, engine in (await self._owners()).items()

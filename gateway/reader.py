@@ -121,13 +121,13 @@ async def _take_in(
     commit.response = _head(request, work.route, answer, spool)
     intake = attempt.answered(answer, request.tail)
     if intake.gathers:
-        await _gather(request, answer, attempt, intake, clock)
+        await _gather(work, answer, attempt, intake, clock)
         commit.response = _gathered(request, work.route, answer, intake, spool)
         commit()
         return
     if seconds and isinstance(request.tail, SseTail):
         work.nursery.start_soon(commit.later, seconds)
-    await _relay(request, answer, attempt, spool, clock, commit)
+    await _relay(work, answer, attempt, spool, clock, commit)
 
 
 def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Response:
@@ -149,10 +149,10 @@ def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Respo
 
 
 async def _relay(
-    request: Request, answer: Answer, attempt: Attempt, spool: Spool, clock: EngineClock, commit: _Commit
+    work: Work, answer: Answer, attempt: Attempt, spool: Spool, clock: EngineClock, commit: _Commit
 ) -> None:
     """Bring the body into the spool until the engine has ended: its last event, or the body's end."""
-    intake = attempt.intake
+    request, intake = work.request, attempt.intake
     assert intake is not None
 
     def pass_on(data: bytes) -> None:
@@ -174,7 +174,7 @@ async def _relay(
     commit()
     if data:
         pass_on(data)
-        attempt.begun()
+        _begun(work, attempt)
         clock.next_read()
     while more and not request.tail.done:
         if spool.full:
@@ -198,10 +198,14 @@ async def _first(answer: Answer, intake: Intake, clock: EngineClock) -> tuple[bo
     return False, b""
 
 
-async def _gather(
-    request: Request, answer: Answer, attempt: Attempt, intake: Intake, clock: EngineClock
-) -> None:
+def _begun(work: Work, attempt: Attempt) -> None:
+    attempt.begun()
+    work.gateway.answer_begun(work.request, work.ticket, attempt.engine, attempt.slot)
+
+
+async def _gather(work: Work, answer: Answer, attempt: Attempt, intake: Intake, clock: EngineClock) -> None:
     """Listen to a stream until its answer is whole. Raises EngineError if it doesn't become so."""
+    request = work.request
     while not intake.whole:
         data = await answer.receive()
         if not data:
@@ -209,9 +213,11 @@ async def _gather(
         clock.next_read()
         intake.measure(data)
         if passing := intake.sift(data):
-            request.phase = Phase.STREAMING
+            begins, request.phase = request.phase is not Phase.STREAMING, Phase.STREAMING
             request.tail.feed(passing)
             attempt.begun()
+            if begins:
+                _begun(work, attempt)
             intake.gather(passing)
 
 

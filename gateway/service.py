@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 import trio
@@ -147,7 +148,7 @@ def make_store(config: Config) -> UsageStore | None:
     try:
         return UsageStore(config.usage)
     except UsageFileError as error:
-        raise ConfigError((Fault("configuration", "usage.path", f"the file {error}"),)) from None
+        raise ConfigError((Fault("", "usage.path", f"the file {error}"),)) from None
 
 
 def make_tls(config: Config) -> ssl.SSLContext | None:
@@ -156,7 +157,21 @@ def make_tls(config: Config) -> ssl.SSLContext | None:
     if tls is None:
         return None
     with _fault_of("server.tls"):
-        return tls_context(tls.certificate, tls.key)
+        try:
+            return tls_context(tls.certificate, tls.key)
+        except ssl.SSLError as error:
+            # What OpenSSL says of the two files together doesn't name the one at fault.
+            for key, path, mark in (
+                ("certificate", tls.certificate, "CERTIFICATE-----"),
+                ("key", tls.key, "PRIVATE KEY-----"),
+            ):
+                if mark not in Path(path).read_text("latin-1"):
+                    what = mark.rstrip("-").lower()
+                    fault = Fault(
+                        "", f"server.tls.{key}", f"the file holds no {what}", "is it the right PEM file?"
+                    )
+                    raise ConfigError((fault,)) from None
+            raise error from None
 
 
 @contextmanager
@@ -166,4 +181,4 @@ def _fault_of(key: str) -> Iterator[None]:
         yield
     except (OSError, ssl.SSLError) as error:
         message = f"the file can't be used: {error}"
-        raise ConfigError((Fault("configuration", key, message, "is it the right PEM file?"),)) from None
+        raise ConfigError((Fault("", key, message, "is it the right PEM file?"),)) from None

@@ -37,6 +37,7 @@ for _power, _letter in enumerate("kmgt", start=1):
 def add_command(commands: Commands) -> None:
     """Add the command's options to the command line."""
     parser = commands.add_parser("size", help=_ABOUT, description=_ABOUT)
+    parser.set_defaults(parser=parser)
     add = parser.add_argument
     add("model", metavar="CONFIG.json", help="the model's config.json, as on Hugging Face")
     add(

@@ -12,6 +12,7 @@ Foreign exceptions end here; above are only :class:`gateway.errors.EngineError` 
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -266,6 +267,8 @@ def _reason(error: BaseException) -> str:
     """Say what happened. The outer exceptions often have no words, but what they were raised upon has."""
     said: BaseException | None = error
     while said is not None:
+        if isinstance(said, OSError) and said.errno and not isinstance(said, ssl.SSLError | socket.gaierror):
+            return os.strerror(said.errno)
         if words := str(said):
             return words
         said = said.__cause__ or said.__context__

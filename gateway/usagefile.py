@@ -133,6 +133,7 @@ class UsageFile:
         if self._connection is not None and _identity(self._path) == self._identity:
             return self._connection
         self.close()
+        _refuse_folder(self._path)
         with ExitStack() as otherwise:
             connection = sqlite3.connect(
                 self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -179,7 +180,7 @@ def examine(path: str) -> None:
     folder = os.path.dirname(path) or "."
     if not os.path.exists(path):
         if not os.path.isdir(folder):
-            raise UsageFileError("can't be made: its folder doesn't exist")
+            raise UsageFileError("can't be made: its folder doesn't exist; create it")
         if not os.access(folder, os.W_OK):
             raise UsageFileError("can't be made: its folder can't be written to")
         return
@@ -191,6 +192,7 @@ def examine(path: str) -> None:
 
 def read_only(path: str) -> sqlite3.Connection:
     """Open a file to read it, also while a gateway writes to it. Raises UsageFileError."""
+    _refuse_folder(path)
     connection: sqlite3.Connection | None = None
     try:
         connection = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)
@@ -202,6 +204,11 @@ def read_only(path: str) -> sqlite3.Connection:
             raise UsageFileError("isn't a usage file: it isn't an SQLite database") from None
         raise UsageFileError(f"can't be read: {error}") from None
     return connection
+
+
+def _refuse_folder(path: str) -> None:
+    if os.path.isdir(path):
+        raise UsageFileError("is a directory; name a file in it")
 
 
 def _code(error: sqlite3.Error) -> int:

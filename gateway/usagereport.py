@@ -28,9 +28,11 @@ _AGO = re.compile(r"([0-9]{1,6})([mhd])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, files: argparse._MutuallyExclusiveGroup) -> None:
     """Declare the options of the command."""
-    parser.add_argument("--path", metavar="FILE", help="usage file (default: the configuration's usage.path)")
+    files.add_argument(
+        "--path", metavar="FILE", help="usage file, in place of the configuration's usage.path"
+    )
     parser.add_argument("--tenant", metavar="NAME", help="only this tenant's requests")
     parser.add_argument(
         "--since",

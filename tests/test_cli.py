@@ -14,6 +14,7 @@ import structlog
 import gateway
 from gateway import cli
 from gateway.cli import main
+from tests.conftest import Tls
 
 ENGINE = '[[engine]]\nname = "e"\nkind = "vllm"\nurl = "{url}"\nslots = 1\nmodels = ["m"]\n{more}'
 SERVER = '[server]\nlisten = ["{listen}"]\nadmin = "{admin}"\n'
@@ -91,7 +92,20 @@ def test_certificate_that_is_no_pem_file(
         (tmp_path / name).write_text("no pem\n")
     path = write(more='[server.tls]\ncertificate = "c.pem"\nkey = "k.pem"\n')
     assert main(["serve", "--config", path]) == 2
-    assert "server.tls" in capsys.readouterr().err
+    assert "server.tls.certificate: the file holds no certificate" in capsys.readouterr().err
+
+
+def test_key_file_without_a_key(
+    write: Write, tls: Tls, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.pem").write_bytes(Path(tls.certificate).read_bytes())
+    path = write(more='[server.tls]\ncertificate = "c.pem"\nkey = "c.pem"\n')
+    assert main(["check", "--config", path]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == (
+        "",
+        f"{path}: server.tls.key: the file holds no private key; is it the right PEM file?\n",
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["sreve"], ["serve", "--confg", "x"]])
@@ -99,7 +113,9 @@ def test_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "usage: gateway" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "usage: gateway" in said
+    assert "usage: gateway serve [-h] [--config FILE]" in said or "--confg" not in arguments
 
 
 # Something else is: 1.

@@ -227,6 +227,27 @@ def test_urls_that_lead_nowhere(url: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("listen", "url", "loop"),
+    [
+        ("127.0.0.1:8080", "http://127.0.0.1:8080/prefix", True),
+        ("0.0.0.0:8080", "http://localhost:8080", True),
+        ("[::]:443", "https://[::1]", True),
+        ("unix:/run/a", "unix:/run/a", True),
+        ("0.0.0.0:8080", "http://gpu1:8080", False),
+        ("127.0.0.1:8080", "http://127.0.0.1:8081", False),
+    ],
+)
+def test_the_gateway_is_no_engine_of_its_own(listen: str, url: str, loop: bool) -> None:
+    text = f'[server]\nlisten = ["{listen}"]\n' + MINIMAL.replace("http://127.0.0.1:8000", url)
+    expected = f"{ENGINE}.url: the same socket as server.listen[0]; the gateway would ask itself"
+    assert url in text
+    if loop:
+        assert faults(text) == [expected]
+    else:
+        parse(text, environ={})
+
+
+@pytest.mark.parametrize(
     ("header", "fault"),
     [
         ('"a b" = "x"', 'headers."a b": not a valid header name'),

@@ -148,7 +148,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "no such file" in said(capsys, "--path", none, status=1)
     assert "isn't a usage file" in said(capsys, "--path", text, status=1)
     assert "isn't a usage file" in said(capsys, "--path", other, status=1)
-    assert "can't be read" in said(capsys, "--path", tmp_path, status=1)
+    assert "is a directory" in said(capsys, "--path", tmp_path, status=1)
     assert not none.exists()
 
 
@@ -170,4 +170,21 @@ def test_a_file_that_cannot_be_used_stops_the_start(
     (tmp_path / "x.db").write_text("some text " * 500)
     assert main([command, "--config", str(config)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "configuration: usage.path: the file isn't a usage file: it isn't an SQLite database"
+    assert line == f"{config}: usage.path: the file isn't a usage file: it isn't an SQLite database"
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_a_folder_is_no_usage_file(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[server]\nlisten = ["127.0.0.1:0"]\nadmin = "127.0.0.1:0"\n[usage]\npath = "."\n{ENGINE}'
+    )
+    assert main([command, "--config", str(config)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"{config}: usage.path: the file is a directory; name a file in it"
+
+
+def test_one_file_is_named_in_one_way(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["usage", "--config", "a", "--path", "b"])
+    assert "not allowed with" in capsys.readouterr().err

@@ -294,9 +294,10 @@ async def test_a_newer_gateways_file_is_refused(path: Path) -> None:
 
 
 async def test_places_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    for place in (tmp_path / "none" / "usage.db", tmp_path):
-        with pytest.raises(UsageFileError, match="can't be opened: unable to open"):
-            store_at(place)
+    with pytest.raises(UsageFileError, match="can't be opened: unable to open"):
+        store_at(tmp_path / "none" / "usage.db")
+    with pytest.raises(UsageFileError, match="is a directory"):
+        store_at(tmp_path)
     with pytest.raises(UsageFileError, match="folder doesn't exist"):
         examine(str(tmp_path / "none" / "usage.db"))
     examine(str(tmp_path / "usage.db"))

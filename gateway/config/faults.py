@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 QUOTE_CHARACTERS = 60
 """A value longer than this is cut when a fault repeats it: a line must stay a line."""
@@ -17,6 +17,7 @@ class Fault:
     """One thing to put right."""
 
     file: str
+    """Empty where it isn't known; see `ConfigError.of`."""
     key: str
     """A key path, or a position in what isn't TOML; "" means the whole file."""
     message: str
@@ -36,6 +37,10 @@ class ConfigError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.faults))
+
+    def of(self, file: str) -> ConfigError:
+        """The same, with `file` at fault where none is named."""
+        return ConfigError(tuple(replace(fault, file=fault.file or file) for fault in self.faults))
 
 
 def quote(text: str) -> str:

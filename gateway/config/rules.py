@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 from gateway.config.faults import key_path, quote
 from gateway.config.formats import same_socket
@@ -19,7 +20,9 @@ def check(walk: Walk, config: Table) -> None:
     _server(walk, config.get("server", {}))
     engines: list[Table] = config.get("engine", [])
     for index, engine in enumerate(engines):
-        _engine(walk, engine, item_at("engine", index, engine))
+        at = item_at("engine", index, engine)
+        _engine(walk, engine, at)
+        _no_loop(walk, engine.get("url", ""), config.get("server", {}), at)
     tenants: list[Table] = config.get("tenant", [])
     served = {model for engine in engines for model in engine.get("models", ["*"])}
     owners: dict[str, str] = {}
@@ -79,6 +82,25 @@ def _engine(walk: Walk, engine: Table, at: str) -> None:
     _headers(walk, engine, at)
     if engine.get("ca") and not engine.get("url", "https:").startswith("https:"):
         walk.fault(f"{at}.ca", "only an https:// url has certificates to check")
+
+
+def _no_loop(walk: Walk, url: str, server: Table, at: str) -> None:
+    """An engine on this machine may not be the gateway itself; of other machines' names nothing is known."""
+    split = urlsplit(url)
+    if url.startswith("unix:"):
+        address = url
+    elif split.hostname in ("localhost", "127.0.0.1", "::1"):
+        address = f"[::1]:{_port(split)}" if split.hostname == "::1" else f"127.0.0.1:{_port(split)}"
+    else:
+        return
+    listen = [(f"server.listen[{index}]", each) for index, each in enumerate(server.get("listen", ()))]
+    for key, ours in [*listen, ("server.admin", server.get("admin"))]:
+        if ours is not None and same_socket(address, ours):
+            walk.fault(f"{at}.url", f"the same socket as {key}", "the gateway would ask itself")
+
+
+def _port(url: SplitResult) -> int:
+    return url.port or {"http": 80, "https": 443}[url.scheme]
 
 
 def _models(walk: Walk, models: list[str], at: str) -> None:
