@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from typing import Any
@@ -22,26 +21,7 @@ from gateway.errors import Code, GatewayError
 from gateway.fairness import CLASSES, Queue
 from gateway.lanes import Share, Waiter
 from gateway.ledger import Slot
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class Ticket(Waiter):
-    """A request's place: besides what a waiter is, the engines it may go to.
-
-    It is kept across retries, and with it the place and the ``deadline`` (Trio's clock), which
-    may be ``hurried`` by its client. ``tokens`` is what it may need of an engine's KV cache, for its
-    prompt (an estimate) and for its answers.
-    """
-
-    engines: Sequence[Engine]
-    deadline: float
-    came: float
-    tokens: tuple[int, int] = (0, 0)
-    inputs: int = 1
-    hurried: bool = False
-    seat: tuple[Engine, Slot] | None = None
-    refusal: GatewayError | None = None
-    called: trio.Event = field(default_factory=trio.Event)
+from gateway.tickets import Stage, Ticket, holds, no_engine
 
 
 class Admission:
@@ -90,7 +70,7 @@ class Admission:
 
     def ticket(
         self,
-        engines: Sequence[Engine],
+        stages: Sequence[Stage],
         cost: int,
         *,
         tokens: tuple[int, int] = (0, 0),
@@ -98,7 +78,7 @@ class Admission:
         share: Share | None = None,
         timeout: float = inf,
     ) -> Ticket:
-        """Make a ticket for a request of ``cost`` slots that may go to any of ``engines``.
+        """Make a ticket for a request of ``cost`` slots that may go to the engines of ``stages``.
 
         ``tokens`` is what it may need of an engine's KV cache, where that is counted, for its prompt and
         for its answers; ``inputs`` is how
@@ -107,6 +87,7 @@ class Admission:
         answer, in seconds. Raises GatewayError ``invalid_request`` if it could never fit.
         """
         share = share or self._everybody
+        engines = [engine for stage in stages for engine in stage.engines]
         largest = max(engine.ledger.slots for engine in engines)
         most = min(largest, share.slots or largest)
         if cost > most:
@@ -117,7 +98,9 @@ class Admission:
                 param="n",
             )
         fitting = [
-            engine for engine in engines if engine.ledger.slots >= cost and _holds(engine, sum(tokens))
+            Stage(fits, stage.model)
+            for stage in stages
+            if (fits := tuple(each for each in stage.engines if holds(each, cost, sum(tokens))))
         ]
         if not fitting:
             raise GatewayError(
@@ -127,18 +110,22 @@ class Admission:
                 param="max_tokens",
             )
         now = trio.current_time()
-        return Ticket(
+        ticket = Ticket(
             next(self._numbers),
             share,
-            tuple(engine.name for engine in fitting),
+            (),
             cost,
             tokens=tokens,
             inputs=inputs,
-            engines=fitting,
+            stages=fitting,
             came=now,
             deadline=now + min(self._queue_seconds, timeout),
             hurried=timeout < self._queue_seconds,
         )
+        if (stage := ticket.next_stage(now)) is None:
+            raise no_engine()
+        ticket.go(stage)
+        return ticket
 
     @asynccontextmanager
     async def slot(
@@ -160,6 +147,7 @@ class Admission:
     def give_back(self, engine: Engine, slot: Slot) -> None:
         """Return a slot, and grant in the same step whoever can go now."""
         engine.ledger.give_back(slot)
+        engine.health.neutral(slot)
         self.queue.release(self._granted.pop(slot), trio.current_time())
         self._grant()
 
@@ -168,11 +156,25 @@ class Admission:
         engine.ledger.reserve(slot, prompt + ticket.tokens[1])
         self._grant()
 
+    def tickets(self) -> list[Ticket]:
+        """Return who waits."""
+        return [ticket for ticket in self.queue if isinstance(ticket, Ticket)]
+
+    def move(self, ticket: Ticket, stage: Stage) -> None:
+        """Have one that waits wait for other engines, in its place."""
+        with self.queue.moving(ticket):
+            ticket.go(stage)
+
+    def wake(self) -> None:
+        """Grant whoever can go now: an engine takes requests again, or more of them."""
+        if self.queue:
+            self._grant()
+
     def close(self) -> None:
         """Refuse everybody who waits and everybody who comes: the gateway is draining."""
         self._closed = True
         for ticket in tuple(self.queue):
-            self._refuse(ticket, _draining())
+            self.refuse(ticket, _draining())
 
     def _at_once(self, ticket: Ticket) -> tuple[Engine, Slot] | None:
         if self._closed:
@@ -184,7 +186,7 @@ class Admission:
         self.queue.add(ticket, now)
         self._grant()
         if (surplus := self.queue.surplus(ticket)) is not None:
-            self._refuse(surplus, self._full(surplus.share))
+            self.refuse(surplus, self._full(surplus.share))
             self._grant()  # It may have kept an engine for itself.
         if ticket.refusal is not None:
             raise ticket.refusal
@@ -227,7 +229,8 @@ class Admission:
             self.queue.remove(ticket)
             self._grant()
 
-    def _refuse(self, ticket: Waiter, refusal: GatewayError) -> None:
+    def refuse(self, ticket: Waiter, refusal: GatewayError) -> None:
+        """Have one wait no longer."""
         assert isinstance(ticket, Ticket)
         self.queue.remove(ticket)
         ticket.refusal = refusal
@@ -267,29 +270,17 @@ class Admission:
             ticket.called.set()
 
     def _seat(self, ticket: Ticket, kept: set[Engine]) -> bool:
-        engine = _choose(ticket, kept)
+        now = trio.current_time()
+        engine = ticket.choose(kept, now)
         if engine is None:
             kept.update(ticket.engines)
             return False
         slot = engine.ledger.grant(ticket.cost, sum(ticket.tokens))
         slot.sequences = ticket.inputs
+        engine.granted(slot, now)
         self._granted[slot] = ticket
         ticket.seat = engine, slot
         return True
-
-
-def _choose(ticket: Ticket, kept: set[Engine]) -> Engine | None:
-    """Return the engine with the fewest running that can take the ticket now."""
-    able = [
-        engine
-        for engine in ticket.engines
-        if engine not in kept and engine.ledger.fits(ticket.cost, sum(ticket.tokens))
-    ]
-    return min(able, key=lambda engine: engine.ledger.running, default=None)
-
-
-def _holds(engine: Engine, tokens: int) -> bool:
-    return not engine.ledger.kv_tokens or tokens <= engine.ledger.kv_tokens
 
 
 def _draining() -> GatewayError:

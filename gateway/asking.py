@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
+from gateway.dialect import MODELS_PATH
 from gateway.engine import Call, Engine
 from gateway.errors import EngineError, GatewayError
 from gateway.headers import Caller, to_engine
@@ -28,6 +31,13 @@ async def ask(
         if not error.stale:
             raise
     return await _ask(engine, what, True, most_bytes)
+
+
+MODELS_SECONDS = 2.0
+"""How long an engine may take to list its models."""
+
+_MOST_LIST_BYTES = 1 << 20
+_MOST_MODELS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,36 @@ async def ask_load(engine: Engine, path: str | None = None) -> LoadAnswer:
         said = "says nothing of its load" if status == 200 else f"answers {status}"
         problem = problem or f"GET {page} {said}; {profile.hint}"
     return LoadAnswer(problem=problem)
+
+
+class _Listed(msgspec.Struct):
+    id: str
+
+
+class _List(msgspec.Struct):
+    data: list[_Listed]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModels:
+    """An engine's own list of models, or why there is none."""
+
+    names: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+async def ask_models(engine: Engine) -> EngineModels:
+    """Ask an engine for its own list of models."""
+    try:
+        status, body = await ask(engine, Ask(MODELS_PATH), fresh=True, most_bytes=_MOST_LIST_BYTES)
+        if status != 200:
+            return EngineModels(problem=f"answers {status} to GET {MODELS_PATH}")
+        listed = msgspec.json.decode(body, type=_List).data
+    except GatewayError as error:
+        return EngineModels(problem=error.detail or error.message)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return EngineModels(problem=f"GET {MODELS_PATH} gives no list of models")
+    return EngineModels(tuple(model.id for model in listed[:_MOST_MODELS]))
 
 
 async def _ask(engine: Engine, what: Ask, fresh: bool, most_bytes: int) -> tuple[int, bytes]:

@@ -13,8 +13,8 @@ import trio
 from gateway.clocks import EngineClock
 from gateway.engine import Answer, Call
 from gateway.errors import EngineError
-from gateway.events import NdjsonTail, SseTail, Tail
-from gateway.headers import to_engine
+from gateway.events import NdjsonTail, SseTail, Tail, error_in
+from gateway.headers import find, to_engine
 from gateway.intake import Intake
 from gateway.ledger import Slot
 from gateway.profiles import AS_IT_IS, AskUsage, Work
@@ -23,13 +23,23 @@ from gateway.reclaim import Reclaimer
 from gateway.request import Request
 from gateway.splice import set_fields
 from gateway.usage import Meter
-from gateway.words import Phase
+from gateway.words import Phase, RawHeaders
+
+REST_SECONDS = 1.0
+"""How long an engine is left alone that answers 429 and doesn't say how long."""
+
+
+def _retry_after(headers: RawHeaders) -> float | None:
+    """Read ``Retry-After`` in seconds (RFC 9110, 10.2.3); a date is taken for not said: clocks differ."""
+    value = (find(headers, b"retry-after") or b"").strip()
+    return float(value) if value.isdigit() and len(value) < 10 else None
 
 
 class Attempt:
     """A request's attempt at one engine, on a slot of it; ``fields`` are those of its body.
 
-    ``ask`` is where a stream is to tell its usage, as far as this kind of engine can be asked for it.
+    ``ask`` is where a stream is to tell its usage, as far as this kind of engine can be asked for it;
+    ``model`` is what the engine calls the model, if that isn't what the client wrote.
 
     Left by an exception, it hands the slot over to the engine's reclaimer: the engine may go on
     without us. Not if it has nothing of ours (the request wasn't written, or to a dead connection),
@@ -43,6 +53,7 @@ class Attempt:
         slot: Slot,
         fields: Sequence[tuple[str, msgspec.Raw]],
         ask: AskUsage = "no",
+        model: str | None = None,
     ) -> None:
         self._request = request
         self._reclaimer = reclaimer
@@ -62,7 +73,10 @@ class Attempt:
         how = min(ask, profile.tells_usage, key=("no", "end", "each").index)
         if request.stream and how != "no":
             self._rewrite = ask_usage(self._rewrite, request.route, _Fields(fields), how)
-        if self._rewrite.fields:
+        self._values = dict(self._rewrite.fields)
+        if model is not None:
+            self._values["model"] = msgspec.json.encode(model)
+        if self._values:
             self._lengths = [(name, len(memoryview(raw))) for name, raw in fields]
 
     def __enter__(self) -> Attempt:
@@ -99,7 +113,7 @@ class Attempt:
 
         if self._rewrite.as_it_is:
             engine.as_they_are += 1
-        body = set_fields(body, self._lengths, self._rewrite.fields)
+        body = set_fields(body, self._lengths, self._values)
         headers = to_engine(
             request.headers, engine.policy, request.caller, request_id=self._id, length=len(body)
         )
@@ -118,13 +132,38 @@ class Attempt:
         assert self._meter is not None, "a call that was opened"
         self._refused = answer.status >= 400
         self._meter.answered(answer.status, tail)
+        self._judge(answer)
         # An answer that isn't a stream is the engine's own word, whatever was asked for.
         rewrite = self._rewrite if isinstance(tail, SseTail) else AS_IT_IS
         self.intake = Intake(rewrite, self._request.route, self._meter)
         return self.intake
 
+    def _judge(self, answer: Answer) -> None:
+        """Take an error answer for what it says of the engine. A client's own fault (4xx) shows it alive."""
+        now, health = trio.current_time(), self.engine.health
+        if answer.status in (429, 503) and (pause := _retry_after(answer.headers)) is not None:
+            health.rest(now, pause)
+        elif answer.status == 429:
+            health.rest(now, REST_SECONDS)
+        if answer.status >= 500:
+            health.failed(self.slot, now, f"it answers {answer.status}")
+        elif answer.status >= 400:
+            health.succeeded(self.slot, self.slot.written, now)
+
+    def told_an_error(self) -> None:
+        """There is an error in the stream, though its status was 200."""
+        self._refused = True  # It has ended the work, and this is no success.
+        self.engine.health.failed(self.slot, trio.current_time(), "it tells an error in its stream")
+
+    def ended_with(self, *pieces: bytes) -> None:
+        """The stream has ended, with these pieces as its last: there may be an error in them."""
+        if isinstance(self._request.tail, SseTail | NdjsonTail) and any(map(error_in, pieces)):
+            self.told_an_error()
+
     def begun(self) -> None:
         """The answer has begun: a stream is in the engine's gauges, a whole answer may be out of them."""
+        if not self._refused:
+            self.engine.health.succeeded(self.slot, self.slot.written, trio.current_time())
         if isinstance(self._request.tail, SseTail | NdjsonTail):
             self.slot.counted = self._request.tail.content_seen
         else:

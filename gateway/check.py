@@ -7,9 +7,8 @@ import time
 import trio
 
 from gateway import config
-from gateway.asking import LoadAnswer, ask_load
+from gateway.asking import EngineModels, LoadAnswer, ask_load, ask_models
 from gateway.engine import Engine
-from gateway.models import EngineModels, ask_models
 from gateway.service import make_engines, make_tls
 from gateway.usagefile import UsageFileError, examine
 
@@ -65,7 +64,11 @@ async def _ask(engine: Engine, answers: dict[str, bool], said: list[str]) -> Non
     said.append(f"answers in {took:.0f} ms, serves {', '.join(found.names) or 'no models'}")
     if engine.settings.reclaim != "off":
         said.append(await _whether_it_can_be_asked(engine))
-    missing = [] if engine.serves_any else [m for m in engine.settings.models if m not in found.names]
+    missing = (
+        []
+        if engine.serves_any or engine.learns
+        else [m for m in engine.settings.models if m not in found.names]
+    )
     if missing:
         said.append(f"doesn't list {', '.join(missing)}, named in its models")
 

@@ -32,9 +32,9 @@ class EngineClock:
         self._waiting_for = ""
         self._idling = False
 
-    def called(self) -> None:
-        """The engine is being called: the total clock starts."""
-        self._end = trio.current_time() + self._total
+    def called(self, since: float) -> None:
+        """The engine is being called; the total clock has run ``since`` an engine was called first."""
+        self._end = since + self._total
         self.stand_still()
 
     def connected(self) -> None:
@@ -56,11 +56,12 @@ class EngineClock:
 
     def ran_out(self) -> EngineError:
         """Return the error for the clock that ran out, once the scope has been cancelled by it."""
-        if trio.current_time() >= self._end:
+        too_long = trio.current_time() >= self._end
+        if too_long:
             what = f"the answer took longer than total_seconds ({self._total:g})"
         else:
             what = self._waiting_for or f"silent for idle_seconds ({self._idle:g})"
-        return EngineError(Code.ENGINE_TIMEOUT, f"The engine was too slow: {what}.")
+        return EngineError(Code.ENGINE_TIMEOUT, f"The engine was too slow: {what}.", blames=not too_long)
 
     def _expect(self, seconds: float, waiting_for: str) -> None:
         self._idling = False

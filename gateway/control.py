@@ -9,10 +9,12 @@ from dataclasses import asdict
 from typing import Any
 
 import structlog
+import trio
 from prometheus_client import CONTENT_TYPE_LATEST
 from quart import Response, jsonify
 from quart_trio import QuartTrio
 
+from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
 from gateway.gateway import Gateway
 from gateway.telemetry import Telemetry
@@ -71,4 +73,44 @@ def control_plane(gateway: Gateway, telemetry: Telemetry) -> QuartTrio:
         engines = {engine.name: asdict(engine.ledger.statement()) for engine in gateway.engines}
         return jsonify(engines=engines, balanced=all(each["balanced"] for each in engines.values())), 200
 
+    _add_engines(app, gateway)
     return app
+
+
+def _add_engines(app: QuartTrio, gateway: Gateway) -> None:
+    @app.get("/admin/engines")
+    async def engines() -> Answer:
+        return jsonify(engines={engine.name: view_of(engine) for engine in gateway.engines}), 200
+
+    @app.post("/admin/engines/<name>/drain")
+    async def drain(name: str) -> Answer:
+        return keep_free(name, True)
+
+    @app.post("/admin/engines/<name>/resume")
+    async def resume(name: str) -> Answer:
+        return keep_free(name, False)
+
+    def keep_free(name: str, free: bool) -> Answer:
+        engine = next((engine for engine in gateway.engines if engine.name == name), None)
+        if engine is None:
+            return jsonify(error=f"There is no engine {name[:64]}."), 404
+        gateway.keep_free(engine, free)
+        log.info("engine is kept free" if free else "engine is used again", engine=name)
+        return jsonify(engines={name: view_of(engine)}), 200
+
+
+def view_of(engine: Engine) -> dict[str, Any]:
+    """Describe an engine for the control plane."""
+    now, health, load = trio.current_time(), engine.health, engine.load
+    return {
+        "kind": engine.settings.kind,
+        "state": health.state(now),
+        "drained": health.drained,
+        "reason": health.reason or None,
+        "ejections": health.ejections,
+        "backoff_seconds": round(max(0.0, health.until - now), 3) if health.ejected else None,
+        "resting_seconds": round(max(0.0, health.resting_until - now), 3),
+        "models": ["*"] if engine.serves_any else list(engine.models),
+        "says": None if load is None else {"running": load.running, "waiting": load.waiting},
+        "slots": asdict(engine.ledger.statement()),
+    }

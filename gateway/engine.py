@@ -6,16 +6,21 @@ is only what the request's nursery needs to know of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 from gateway import config
 from gateway.headers import EnginePolicy
-from gateway.ledger import Ledger
-from gateway.profiles import PROFILES
+from gateway.health import Health
+from gateway.ledger import Ledger, Slot
+from gateway.profiles import PROFILES, Load
 from gateway.words import RawHeaders
+
+_grants = count(1)
+"""Numbers the grants of all engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +83,27 @@ class Transport(Protocol):
 class Engine:
     """An engine, its capacity and its transport."""
 
-    def __init__(self, settings: config.Engine, transport: Transport, *, host: bytes, prefix: bytes) -> None:
+    def __init__(
+        self,
+        settings: config.Engine,
+        transport: Transport,
+        *,
+        host: bytes,
+        prefix: bytes,
+        health: config.Health | None = None,
+    ) -> None:
         self.settings = settings
         self.name = settings.name
         self.ledger = Ledger(settings.slots, settings.kv_tokens)
         self.as_they_are = 0
         """Requests that went up unchanged though this kind of engine stops better if it streams."""
+        self.health = Health(health or config.Health())
+        self.load: Load | None = None
+        """What it has said last that it is doing, if it can be asked."""
+        self.learnt: tuple[str, ...] = ()
+        """The models that it lists, if it is asked for them."""
+        self.last_granted = 0
+        """The place of its last grant in the order of all."""
         self.profile = PROFILES[settings.kind]
         self.paths = self.profile.paths
         self.policy = EnginePolicy(
@@ -98,14 +118,31 @@ class Engine:
     def __repr__(self) -> str:
         return f"<Engine {self.name} {self.ledger!r}>"
 
+    def granted(self, slot: Slot, now: float) -> None:
+        """One of its slots was granted."""
+        self.last_granted = next(_grants)
+        self.health.granted(slot, now)
+
     @property
     def serves_any(self) -> bool:
         """Whether it takes every model name (``models = ["*"]``)."""
         return self.settings.models == ("*",)
 
+    @property
+    def learns(self) -> bool:
+        """Whether its models are those that it lists itself (``models = ["auto"]``)."""
+        return self.settings.models == ("auto",)
+
+    @property
+    def models(self) -> Sequence[str]:
+        """The models it has by name; none if it takes any."""
+        if self.serves_any:
+            return ()
+        return self.learnt if self.learns else self.settings.models
+
     def serves(self, model: str | None) -> bool:
         """Whether a request for ``model`` can go here; None is a body that names no model."""
-        return self.serves_any or model in self.settings.models
+        return self.serves_any or model in self.models
 
     def target(self, raw_path: bytes, query: bytes) -> bytes:
         """Return the request target for a path of ours."""

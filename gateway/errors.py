@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from gateway.words import Outcome
+from gateway.words import Outcome, RawHeaders
 
 
 class Code(StrEnum):
@@ -114,7 +114,8 @@ class EngineError(GatewayError):
     ``stale`` tells the one case in which asking the same engine again is safe and
     sensible: a kept-alive connection that the engine had closed already, found out
     before any byte of a response. ``absent`` tells that nobody listens at its address:
-    its process has gone, and all its work with it.
+    its process has gone, and all its work with it. ``blames`` is False where nothing is said against the
+    engine: the answer was long, and not late.
     """
 
     def __init__(
@@ -125,7 +126,20 @@ class EngineError(GatewayError):
         detail: str | None = None,
         stale: bool = False,
         absent: bool = False,
+        blames: bool = True,
     ) -> None:
         super().__init__(code, message, detail=detail)
         self.stale = stale
         self.absent = absent
+        self.blames = blames
+
+
+class RefusedError(EngineError):
+    """The engine has answered with an error that another engine may not make.
+
+    ``answer`` is that answer, whole, for the case that nobody does better.
+    """
+
+    def __init__(self, status: int, headers: RawHeaders, body: bytes) -> None:
+        super().__init__(Code.ENGINE_FAILED, f"The engine answered {status}.")
+        self.answer = (status, headers, body)

@@ -27,6 +27,27 @@ _LONGEST_FINAL_LINE = 256 * 1024
 (Ollama's carries the whole context). Of a longer line only its beginning is looked at."""
 
 
+_ERROR_EVENT = re.compile(
+    rb"""^(?:event:[ ]?error[\r\n]"""
+    rb"""|(?:data:[ ]?)?\{\s*"(?:error"\s*:\s*[{"]|(?:object|type)"\s*:\s*"error"))""",
+    re.MULTILINE,
+)
+_DATA = re.compile(rb"^(?:data:[ ]?)?(\{[^\r\n]*\})", re.MULTILINE)
+
+
+def error_in(data: bytes, *, at_first: bool = False) -> bytes | None:
+    """Return the error (JSON) that ``data``, whole events of a stream, tells; None if it tells of none.
+
+    OpenAI's and Ollama's ``{"error": …}``, vLLM's ``{"object": "error"}``, Anthropic's ``event: error``.
+    ``at_first``: only if that is the first event of it.
+    """
+    found = _ERROR_EVENT.match(data) if at_first else _ERROR_EVENT.search(data)
+    if found is None:
+        return None
+    said = _DATA.search(data, found.start())
+    return said[1] if said else b"{}"
+
+
 class Tail:
     """A body without events: only its framing tells the end."""
 

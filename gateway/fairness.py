@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -114,6 +115,13 @@ class Queue:
         if waiter.queued:
             self._lane(waiter).remove(waiter)
             self._left(waiter)
+
+    @contextmanager
+    def moving(self, waiter: Waiter) -> Iterator[None]:
+        """The lane of one that waits is changed meanwhile; its place in the order stays."""
+        self._lane(waiter).remove(waiter)
+        yield
+        self._lane(waiter).add(waiter)
 
     def grant(self, seat: Seat, now: float) -> Iterator[Waiter]:
         """Seat whoever can go now, in turn, and yield each.

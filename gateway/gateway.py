@@ -7,11 +7,10 @@ such a path, what does the body ask for, which engines could take it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import trio
 
-from gateway.admission import Admission, Ticket
+from gateway.admission import Admission
 from gateway.config import Config
 from gateway.dialect import ROUTES, Route, models_route, unknown_path
 from gateway.engine import Engine
@@ -20,33 +19,18 @@ from gateway.estimate import Estimator, client_timeout, used_tokens
 from gateway.ghosts import Reclaim
 from gateway.headers import find
 from gateway.ledger import Slot
-from gateway.peek import Peek, peek
 from gateway.reclaim import Reclaimer
 from gateway.request import Request
 from gateway.requests import Requests
 from gateway.response import Response
+from gateway.retries import Budget
+from gateway.routing import Plan, Routing
 from gateway.tenants import Charge, Tenant, Tenants, without_keys
+from gateway.tickets import Ticket, no_engine
 from gateway.usage import Source, usage_of
 
 DRAIN_FAREWELL_SECONDS = 0.5
 """How long clients may take to be told that the drain is over: the process is to end soon after it."""
-
-MOST_MODEL_CHARACTERS = 256
-"""Longer than any engine's names; it is kept for the record when the body is dropped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be done for a request: its route, the engines it may go to, what its body says."""
-
-    route: Route
-    engines: Sequence[Engine]
-    seen: Peek
-
-    @property
-    def cost(self) -> int:
-        """Its cost in slots."""
-        return self.seen.sequences
 
 
 class Gateway:
@@ -65,7 +49,8 @@ class Gateway:
         reclaimed: Callable[[Engine, Reclaim], None] = lambda *_: None,
     ) -> None:
         self.config = config
-        self.engines = tuple(engines)
+        self.routing = Routing(config.route, engines)
+        self.retries = Budget(config.retry)
         self.admission = Admission(
             queue=config.admission.queue,
             queue_seconds=config.admission.queue_seconds,
@@ -81,12 +66,15 @@ class Gateway:
         }
         self.draining = False
         self._ended = ended
-        self._paths = frozenset[str]().union(*(engine.paths for engine in self.engines))
-        self._models = frozenset(name for engine in self.engines for name in engine.settings.models) - {"*"}
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """The engines, in the order of the configuration."""
+        return self.routing.engines
 
     def begin(self, request: Request) -> None:
         """Take a request in."""
-        known = request.path if request.path in self._paths else models_route(request.path)
+        known = request.path if request.path in self.routing.paths else models_route(request.path)
         request.route = known or request.route
         self.requests.add(request)
 
@@ -108,6 +96,20 @@ class Gateway:
         for request in self.requests:
             if not request.dispatched_to_engine:
                 request.stop(GatewayError(Code.DRAINING, "The gateway is shutting down; try again."))
+
+    def keep_free(self, engine: Engine, free: bool) -> None:
+        """Give an engine nothing more, or something again; what runs on it ends in its own time."""
+        engine.health.drained = free
+        self.replan()
+
+    def replan(self) -> None:
+        """The engines have changed: have everybody who waits look where to go."""
+        for ticket in self.admission.tickets():
+            if (stage := ticket.next_stage(trio.current_time())) is not None:
+                self.admission.move(ticket, stage)
+            else:
+                self.admission.refuse(ticket, no_engine())
+        self.admission.wake()
 
     def end_streams(self) -> None:
         """The time to drain is over: end every answer, with the reason in it where possible."""
@@ -156,7 +158,7 @@ class Gateway:
         tokens = self.estimator.tokens(plan.seen, body)
         request.reserved_tokens = sum(tokens)
         ticket = self.admission.ticket(
-            plan.engines,
+            plan.stages,
             plan.cost,
             tokens=tokens,
             inputs=plan.seen.inputs,
@@ -165,14 +167,9 @@ class Gateway:
         )
         if tenant is not None:
             self._charges[request] = tenant, tenant.charge(sum(tokens), now)
+        ticket.pick, ticket.answered = plan.pick, plan.answered
+        self.retries.request(now)
         return ticket
-
-    def answer_begun(self, request: Request, ticket: Ticket, engine: Engine, slot: Slot) -> None:
-        """Have the room in its engine's cache right, if that has said by now how long the prompt is."""
-        if engine.ledger.kv_tokens:
-            usage = usage_of(request.meter)
-            if usage.prompt is not None and usage.prompt_source is Source.ENGINE:
-                self.admission.prompt_counted(ticket, engine, slot, usage.prompt)
 
     def tell_rates(self, request: Request, response: Response) -> None:
         """Say in a response what is left of its tenant's rates, in place of what an engine says."""
@@ -201,33 +198,36 @@ class Gateway:
         Raises GatewayError ``not_found``.
         """
         route = ROUTES.get(request.path)
-        if route is None or route.path not in self._paths:
-            raise unknown_path(request.path, self._paths)
+        if route is None or route.path not in self.routing.paths:
+            raise unknown_path(request.path, self.routing.paths)
         if request.method != "POST":
             raise GatewayError(Code.NOT_FOUND, f"{route.path} takes POST requests only.")
         return route
 
     def plan(self, request: Request, route: Route, body: bytes) -> Plan:
-        """Look into the body and choose who could answer it.
+        """Look into the body and choose who could answer it; see :meth:`gateway.routing.Routing.plan`."""
+        return self.routing.plan(request, route, body)
 
-        Raises GatewayError ``invalid_json``, ``invalid_request`` or ``model_not_found``.
+    # What engines do with requests.
+
+    def answer_begun(self, request: Request, ticket: Ticket, engine: Engine, slot: Slot) -> None:
+        """An engine has begun to answer.
+
+        It may have said by now how long the prompt is: then the room reserved in its cache is put right.
         """
-        seen = peek(body, path=route.path)
-        if seen.model is not None and len(seen.model) > MOST_MODEL_CHARACTERS:
-            what = f"The model's name is longer than {MOST_MODEL_CHARACTERS} characters."
-            raise GatewayError(Code.INVALID_REQUEST, what, param="model")
-        request.model = seen.model
-        request.model_label = seen.model if seen.model in self._models else "other"
-        request.stream = route.streams if seen.stream is None else seen.stream
-        engines = [
-            engine for engine in self.engines if route.path in engine.paths and engine.serves(seen.model)
-        ]
-        if engines:
-            return Plan(route, engines, seen)
-        if seen.model is None:
-            raise GatewayError(Code.INVALID_REQUEST, "The request must name a model.", param="model")
-        raise GatewayError(
-            Code.MODEL_NOT_FOUND,
-            f"No engine serves the model {seen.model[:200]!r} on {route.path}; GET /v1/models lists them.",
-            param="model",
-        )
+        if ticket.answered is not None:
+            ticket.answered(engine)
+        if engine.ledger.kv_tokens:
+            usage = usage_of(request.meter)
+            if usage.prompt is not None and usage.prompt_source is Source.ENGINE:
+                self.admission.prompt_counted(ticket, engine, slot, usage.prompt)
+
+    def goes_elsewhere(self, request: Request, ticket: Ticket, engine: Engine) -> bool:
+        """Whether a request that ``engine`` has failed goes to another one; its ticket is that one's then."""
+        now = trio.current_time()
+        ticket.tried.append(engine)
+        stage = ticket.next_stage(now)
+        if stage is None or request.attempts >= self.config.retry.attempts or not self.retries.take(now):
+            return False
+        ticket.go(stage)
+        return True

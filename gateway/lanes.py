@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
+from itertools import islice
 
 
 @dataclass(eq=False, slots=True)
@@ -37,10 +38,7 @@ class Share:
 
     def add(self, waiter: Waiter) -> None:
         """Have one more wait; one that has waited before keeps its place."""
-        returns = bool(self.waiters) and waiter.number < next(reversed(self.waiters))
-        self.waiters[waiter.number] = waiter
-        if returns:
-            self.waiters.move_to_end(waiter.number, last=False)
+        _put_in_order(self.waiters, waiter)
 
     def may_hold(self, cost: int) -> bool:
         """Whether it may hold so many more slots."""
@@ -74,6 +72,18 @@ class Waiter:
     charged: float = 0.0
 
 
+def _put_in_order(waiters: OrderedDict[int, Waiter], waiter: Waiter) -> None:
+    """Put one among those that are in the order of their numbers: mostly it is the last."""
+    number = waiter.number
+    returns = bool(waiters) and number < next(reversed(waiters))
+    waiters[number] = waiter
+    if returns:
+        waiters.move_to_end(number, last=False)
+        if number > next(islice(waiters, 1, None)):
+            for other in sorted(waiters):
+                waiters.move_to_end(other)
+
+
 Head = tuple[int, float, int, Waiter]
 """Who goes first in a lane: by class (below the highest first), virtual time, arrival."""
 
@@ -94,10 +104,7 @@ class Lane:
     def add(self, waiter: Waiter) -> None:
         """Have one wait in its class."""
         waiting = self._waiting[waiter.level].setdefault(waiter.share, OrderedDict())
-        returns = bool(waiting) and waiter.number < next(reversed(waiting))
-        waiting[waiter.number] = waiter
-        if returns:
-            waiting.move_to_end(waiter.number, last=False)
+        _put_in_order(waiting, waiter)
         if waiter.share not in self._entered[waiter.level]:
             self.enter(waiter.share, waiter.level)
 

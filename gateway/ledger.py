@@ -84,6 +84,11 @@ class Ledger:
         return int(self._limiter.available_tokens)
 
     @property
+    def held(self) -> int:
+        """Slots that are taken: running, being reclaimed, and ghosts'."""
+        return self.slots - self.free
+
+    @property
     def running(self) -> int:
         """Slots of requests that are being answered."""
         return _seats(self._running)

@@ -1,6 +1,6 @@
 """Which models there are, answered from all engines together.
 
-Named models come from the configuration. An engine that takes any (``models =
+Named models come from the configuration: its routes and engines. An engine that takes any (``models =
 ["*"]``) is asked for its own list; the answer is remembered for a few seconds, and an
 engine that doesn't answer in time is left out of it.
 """
@@ -8,43 +8,22 @@ engine that doesn't answer in time is left out of it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import trio
 
-from gateway.asking import ask
+from gateway.asking import MODELS_SECONDS, ask_models
 from gateway.dialect import MODELS_PATH, TAGS_PATH
 from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
 from gateway.gateway import Gateway
-from gateway.profiles import Ask
 from gateway.request import Request
 from gateway.response import Response, whole
 from gateway.tenants import Tenant
 
-_ASK_SECONDS = 2.0
 _REMEMBER_SECONDS = 10.0
-_MOST_BYTES = 1 << 20
-_MOST_MODELS = 1000
-
-
-class _Listed(msgspec.Struct):
-    id: str
-
-
-class _List(msgspec.Struct):
-    data: list[_Listed]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineModels:
-    """An engine's own list of models, or why there is none."""
-
-    names: tuple[str, ...] = ()
-    problem: str | None = None
 
 
 class Models:
@@ -89,7 +68,7 @@ class Models:
         async with trio.open_nursery() as nursery:
             for engine in open_ended:
                 nursery.start_soon(self._learn, engine)
-        owners: dict[str, str] = {}
+        owners = self._gateway.routing.owners()
         for engine in engines:
             for name in self._names(engine):
                 owners.setdefault(name, engine.name)
@@ -97,7 +76,7 @@ class Models:
 
     def _names(self, engine: Engine) -> Iterable[str]:
         if not engine.serves_any:
-            return engine.settings.models
+            return engine.models
         return self._learnt.get(engine.name, (0.0, ()))[1]
 
     async def _learn(self, engine: Engine) -> None:
@@ -106,26 +85,12 @@ class Models:
         if now - asked_at < _REMEMBER_SECONDS:
             return
         names: tuple[str, ...] = ()
-        with trio.move_on_after(_ASK_SECONDS):
+        with trio.move_on_after(MODELS_SECONDS):
             names = (await ask_models(engine)).names
         self._learnt[engine.name] = (now, names)
 
     def _model(self, name: str, engine: str) -> dict[str, object]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": engine}
-
-
-async def ask_models(engine: Engine) -> EngineModels:
-    """Ask an engine for its own list of models."""
-    try:
-        status, body = await ask(engine, Ask(MODELS_PATH), fresh=True, most_bytes=_MOST_BYTES)
-        if status != 200:
-            return EngineModels(problem=f"answers {status} to GET {MODELS_PATH}")
-        listed = msgspec.json.decode(body, type=_List).data
-    except GatewayError as error:
-        return EngineModels(problem=error.detail or error.message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return EngineModels(problem=f"GET {MODELS_PATH} gives no list of models")
-    return EngineModels(tuple(model.id for model in listed[:_MOST_MODELS]))
 
 
 def _tag(name: str) -> dict[str, object]:

@@ -27,12 +27,13 @@ from typing import Protocol
 
 import trio
 
-from gateway.errors import EngineError, GatewayError
+from gateway.errors import Code, EngineError, GatewayError, RefusedError
 from gateway.gateway import Gateway
-from gateway.reader import Work, read
+from gateway.reader import read
 from gateway.request import Request
-from gateway.response import Response, refusal
+from gateway.response import Response, kept, refusal
 from gateway.tenants import Tenant
+from gateway.work import Work
 from gateway.writer import Writer, write
 
 Compose = Callable[[trio.Nursery], Awaitable[Response]]
@@ -87,8 +88,9 @@ async def infer(
 ) -> Response:
     """Take an inference request of ``tenant`` from its head to the first bytes of its answer.
 
-    A kept-alive connection that turns out to be dead is no answer: the engine is asked
-    once more, over a new one. Raises GatewayError for what is to be refused.
+    Until then what one engine fails at another may do: a retry is one more turn of a loop. A kept-alive
+    connection that turns out to be dead is no failure: the engine is asked once more, over a new
+    one. Raises GatewayError for what is to be refused; of several failures the most useful one.
     """
     route = gateway.route(request)
     body = await client.body()
@@ -96,13 +98,41 @@ async def infer(
     ticket = gateway.admit(request, plan, body, tenant)
     work = Work(nursery, request, gateway, route, ticket, body, plan.seen.fields)
     del plan
-    response: Response
-    try:
-        response = await nursery.start(read, work, False)
-    except EngineError as error:
-        if not error.stale:
-            raise
-        response = await nursery.start(read, work, True)
+    response = await _tries(work)
     client.drop_body()
     work.forget_body()
     return response
+
+
+async def _tries(work: Work) -> Response:
+    failures: list[EngineError] = []
+    fresh = False
+    while True:
+        try:
+            response: Response = await work.nursery.start(read, work, fresh)
+        except EngineError as error:
+            if error.stale and not fresh:
+                fresh = True
+                continue
+            failures.append(error)
+            if not work.goes_on and not work.goes_elsewhere():
+                break
+        except GatewayError as error:
+            # That no other engine had time for it says less than what the first one said.
+            if not failures or error.code not in (Code.QUEUE_TIMEOUT, Code.QUEUE_FULL):
+                raise
+            break
+        else:
+            return response
+        fresh = False
+    best = max(failures, key=_usefulness)
+    if isinstance(best, RefusedError):
+        return kept(work.request, work.route, best.answer)
+    raise best
+
+
+def _usefulness(error: EngineError) -> tuple[bool, bool, int]:
+    """Rank failures: an engine's own answer, of these a 429; then the gateway's with the most to say."""
+    if isinstance(error, RefusedError):
+        return True, error.answer[0] == 429, 0
+    return False, False, error.status  # 504 and 502 say more than 503, that there was nobody.

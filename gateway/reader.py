@@ -8,27 +8,24 @@ never meets the last one's connection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
-import msgspec
 import trio
 
-from gateway.admission import Ticket
 from gateway.attempt import Attempt
 from gateway.clocks import EngineClock
+from gateway.commit import Commit
 from gateway.dialect import Route, tail_for
 from gateway.engine import Answer
-from gateway.errors import Code, EngineError, GatewayError
-from gateway.events import SseTail, Tail
-from gateway.gateway import Gateway
+from gateway.errors import Code, EngineError, GatewayError, RefusedError
+from gateway.events import NdjsonTail, SseTail, Tail, error_in
 from gateway.headers import list_size, to_client
 from gateway.intake import Intake
 from gateway.request import Request
 from gateway.response import Response
 from gateway.spool import Spool
-from gateway.words import Phase
+from gateway.words import Phase, RawHeaders
+from gateway.work import Work
 
 PIECE_BYTES = 64 * 1024
 """What one read of an engine brings at most."""
@@ -44,25 +41,14 @@ on it, when they are sent more than they announced; the libraries' defaults begi
 _OF_THE_STREAM = frozenset({b"content-type", b"content-length", b"cache-control", b"x-accel-buffering"})
 """What an engine says of its stream isn't so of the answer that is added up of it."""
 
+RETRIED = frozenset({429, 502, 503, 504})
+"""Answers that another engine may not give. A 500 may be the request's own doing."""
+
+_MOST_KEPT_BYTES = 64 * 1024
+"""Of an error answer, while another engine is tried."""
+
 LET_GO_SECONDS = 1.0
 """How long an engine may take to end its response after it has said that was all."""
-
-
-@dataclass(slots=True)
-class Work:
-    """What the reader needs of one inference request. ``fields`` are its body's, as they stand there."""
-
-    nursery: trio.Nursery
-    request: Request
-    gateway: Gateway
-    route: Route
-    ticket: Ticket
-    body: bytes
-    fields: Sequence[tuple[str, msgspec.Raw]]
-
-    def forget_body(self) -> None:
-        """The request is committed: its body isn't needed any more."""
-        self.body, self.fields = b"", ()
 
 
 async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response]) -> None:
@@ -73,9 +59,10 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
     spool.
     """
     request, settings = work.request, work.gateway.config.stream
+    work.at, work.goes_on = None, False
     spool = Spool(max(settings.spool_bytes - _BEYOND_BYTES, min(settings.spool_bytes, _BEYOND_BYTES)))
     clock = EngineClock(settings)
-    commit = _Commit(task_status)
+    commit = Commit(task_status)
     request.reading = clock.scope
     try:
         with clock.scope:
@@ -83,10 +70,8 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
                 async with work.gateway.admission.slot(work.ticket, waiting=request.queued) as (engine, slot):
                     # Who has left, or was stopped, in the same tick as it got here isn't dispatched any more.
                     await trio.lowlevel.checkpoint_if_cancelled()
-                    request.dispatched(engine.name)
-                    clock.called()
-                    reclaimer, ask = work.gateway.reclaimers[engine], work.gateway.config.usage.ask_engine
-                    with Attempt(request, reclaimer, slot, work.fields, ask) as attempt:
+                    with work.attempt(engine, slot) as attempt:
+                        clock.called(request.dispatched_at)
                         async with AsyncExitStack() as call:
                             answer = await call.enter_async_context(attempt.open(work.body, fresh, clock))
                             await _take_in(work, attempt, answer, spool, clock, commit)
@@ -101,12 +86,14 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
         if not request.tail.complete():
             raise _unfinished()
     except GatewayError as error:
+        work.failed(error)
         if not commit.done:
             raise
         spool.end(error.bare())
     else:
         spool.end()
     finally:
+        work.over()
         commit.scope.cancel()
         request.upstream_closed()
         if commit.done:
@@ -114,12 +101,14 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
 
 
 async def _take_in(
-    work: Work, attempt: Attempt, answer: Answer, spool: Spool, clock: EngineClock, commit: _Commit
+    work: Work, attempt: Attempt, answer: Answer, spool: Spool, clock: EngineClock, commit: Commit
 ) -> None:
     """Bring the answer into the spool until the engine has ended."""
     request, seconds = work.request, work.gateway.config.stream.heartbeat_seconds
-    commit.response = _head(request, work.route, answer, spool)
+    commit.response = _head(work, answer, spool)
     intake = attempt.answered(answer, request.tail)
+    if answer.status in RETRIED and work.goes_elsewhere():
+        raise await _refused(answer, commit.response)
     if intake.gathers:
         await _gather(work, answer, attempt, intake, clock)
         commit.response = _gathered(request, work.route, answer, intake, spool)
@@ -130,7 +119,39 @@ async def _take_in(
     await _relay(work, answer, attempt, spool, clock, commit)
 
 
-def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Response:
+async def _refused(answer: Answer, response: Response) -> RefusedError:
+    """Keep an error answer, as far as it is short and comes soon, for the case that nobody does better."""
+    body = bytearray()
+    with trio.move_on_after(LET_GO_SECONDS):
+        try:
+            while len(body) <= _MOST_KEPT_BYTES and (data := await answer.receive()):
+                body += data
+        except EngineError:
+            pass  # What has come of it will do.
+    headers = [(name, value) for name, value in response.headers if name.lower() != b"content-length"]
+    headers.append((b"Content-Length", b"%d" % len(body)))
+    return RefusedError(response.status, headers, bytes(body))
+
+
+def _look_for_error(work: Work, attempt: Attempt, data: bytes, commit: Commit) -> None:
+    """Look whether a stream begins with an error: what has a status of 200 may be one all the same."""
+    if not isinstance(work.request.tail, SseTail | NdjsonTail):
+        return
+    if (said := error_in(data, at_first=True)) is not None:
+        attempt.told_an_error()
+        if work.goes_elsewhere():
+            raise RefusedError(502, _plain(commit.response, len(said)), said)
+
+
+def _plain(response: Response | None, length: int) -> RawHeaders:
+    """The head of a stream, for an error answer in its place."""
+    assert response is not None
+    headers = [(name, value) for name, value in response.headers if name.lower() not in _OF_THE_STREAM]
+    return [*headers, (b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % length)]
+
+
+def _head(work: Work, answer: Answer, spool: Spool) -> Response:
+    request, route = work.request, work.route
     request.tail = tail_for(route, answer.headers, answer.status)
     request.spool = spool
     headers = to_client(
@@ -139,6 +160,8 @@ def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Respo
         request_id=request.caller_id or request.id,
         event_stream=isinstance(request.tail, SseTail),
     )
+    if work.ticket.model is not None:
+        headers.append((b"X-Gateway-Model", work.ticket.model.encode("utf-8")))
     if (size := list_size(headers)) > MOST_HEAD_BYTES:
         raise EngineError(
             Code.ENGINE_FAILED,
@@ -149,7 +172,7 @@ def _head(request: Request, route: Route, answer: Answer, spool: Spool) -> Respo
 
 
 async def _relay(
-    work: Work, answer: Answer, attempt: Attempt, spool: Spool, clock: EngineClock, commit: _Commit
+    work: Work, answer: Answer, attempt: Attempt, spool: Spool, clock: EngineClock, commit: Commit
 ) -> None:
     """Bring the body into the spool until the engine has ended: its last event, or the body's end."""
     request, intake = work.request, attempt.intake
@@ -161,7 +184,11 @@ async def _relay(
 
     measure = intake.measure
 
+    last = before = b""
+
     def take(data: bytes) -> bool:
+        nonlocal last, before
+        before, last = last, data
         measure(data)
         if intake.sifts:
             data = intake.sift(data)
@@ -171,6 +198,7 @@ async def _relay(
         return not (request.tail.done or spool.full)
 
     more, data = await _first(answer, intake, clock)
+    _look_for_error(work, attempt, data, commit)
     commit()
     if data:
         pass_on(data)
@@ -185,6 +213,7 @@ async def _relay(
         more = await answer.relay(take)
     if rest := intake.rest():
         pass_on(rest)
+    attempt.ended_with(before, last)
 
 
 async def _first(answer: Answer, intake: Intake, clock: EngineClock) -> tuple[bool, bytes]:
@@ -257,26 +286,3 @@ async def _let_go(request: Request, answer: Answer, attempt: Attempt, spool: Spo
 
 def _unfinished() -> EngineError:
     return EngineError(Code.ENGINE_FAILED, "The engine's answer ended without its last event.")
-
-
-class _Commit:
-    """The point of no return: the response goes to the client from here on."""
-
-    def __init__(self, task_status: trio.TaskStatus[Response]) -> None:
-        self.done = False
-        self.response: Response | None = None
-        self.scope = trio.CancelScope()
-        self._task_status = task_status
-
-    def __call__(self) -> None:
-        if not self.done:
-            assert self.response is not None
-            self.done = True
-            self.scope.cancel()
-            self._task_status.started(self.response)
-
-    async def later(self, seconds: float) -> None:
-        """Commit after ``seconds`` of the engine's silence, so that heartbeats can be sent."""
-        with self.scope:
-            await trio.sleep(seconds)
-            self()

@@ -160,6 +160,7 @@ class Reclaimer:
         with trio.move_on_after(ASK_SECONDS):
             said = await ask_load(self.engine, self._load_path)
         self._load_path, self._problem, load = said.path, said.problem, said.load
+        self.engine.load = load
         if said.absent:
             self._process.forget()
             self._restarted(trio.current_time())

@@ -51,6 +51,17 @@ def whole(request: Request, status: int, headers: RawHeaders, body: bytes) -> Re
     return Response(status, own + headers, spool, Tail())
 
 
+def kept(request: Request, route: Route, answer: tuple[int, RawHeaders, bytes]) -> Response:
+    """Make a response of an engine's own error answer that was kept until nobody did better."""
+    status, headers, body = answer
+    spool = Spool(max(len(body), 1))
+    if body:
+        spool.push(body)
+    spool.end()
+    request.tail, request.spool = Tail(), spool
+    return Response(status, headers, spool, request.tail, route)
+
+
 def refusal(request: Request, error: GatewayError) -> Response:
     """Make the error answer, in the shape of the API that was called."""
     retry = [(b"Retry-After", b"%d" % error.retry_after)] if error.retry_after is not None else []

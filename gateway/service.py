@@ -17,6 +17,7 @@ from gateway.config import Config, ConfigError, Fault
 from gateway.control import control_plane
 from gateway.engine import Engine
 from gateway.gateway import DRAIN_FAREWELL_SECONDS, Gateway
+from gateway.probes import Probes
 from gateway.server import Listener, Plane, bind, tls_context
 from gateway.telemetry import Sink, Telemetry
 from gateway.transport import make_engine
@@ -95,6 +96,11 @@ async def run(
             nursery.start_soon(arrivals.run)
             for reclaimer in gateway.reclaimers.values():
                 nursery.start_soon(reclaimer.run)
+            for engine in engines:
+                probes = Probes(engine, gateway.requests, gateway.admission.wake)
+                if engine.learns:
+                    await probes.learn()
+                nursery.start_soon(probes.run)
             await nursery.start(data.serve)
             await nursery.start(control.serve)
             task_status.started(service)
@@ -137,7 +143,9 @@ def make_engines(config: Config, arrivals: Arrivals | None = None) -> list[Engin
     engines = []
     for number, settings in enumerate(config.engines):
         with _fault_of(f"engine[{number}].ca"):
-            engines.append(make_engine(settings, connect_seconds=seconds, arrivals=arrivals))
+            engines.append(
+                make_engine(settings, connect_seconds=seconds, arrivals=arrivals, health=config.health)
+            )
     return engines
 
 

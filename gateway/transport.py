@@ -53,7 +53,11 @@ _WRITING_EVENT = "http11.send_request_headers.started"
 
 
 def make_engine(
-    settings: config.Engine, *, connect_seconds: float, arrivals: Arrivals | None = None
+    settings: config.Engine,
+    *,
+    connect_seconds: float,
+    arrivals: Arrivals | None = None,
+    health: config.Health | None = None,
 ) -> Engine:
     """Build an engine of the configuration with its transport.
 
@@ -73,6 +77,7 @@ def make_engine(
         ),
         host=url.netloc.encode("idna" if not url.netloc.isascii() else "ascii"),
         prefix=url.path.rstrip("/").encode("ascii"),
+        health=health,
     )
 
 

@@ -8,6 +8,7 @@ from trio.testing import MockClock
 from gateway.errors import Code
 from gateway.lanes import Share
 from tests.test_admission import hall, make_engine
+from tests.tickets import ticket_for
 
 
 async def test_who_gives_way_lets_those_go_whom_it_held_up() -> None:
@@ -17,8 +18,8 @@ async def test_who_gives_way_lets_those_go_whom_it_held_up() -> None:
     async with hall(engine, full, queue=2) as visitors:
         for one in (engine, full):
             await visitors.come(one)
-        await visitors.come(full, ticket=visitors.admission.ticket([full], 1, share=crowd))
-        large = await visitors.come(engine, ticket=visitors.admission.ticket([engine], 2, share=crowd))
+        await visitors.come(full, ticket=ticket_for(visitors.admission, [full], 1, share=crowd))
+        large = await visitors.come(engine, ticket=ticket_for(visitors.admission, [engine], 2, share=crowd))
         small = await visitors.come(engine)
         assert (large.refused, small.engine) == (Code.QUEUE_FULL, engine)
 
@@ -31,6 +32,13 @@ async def test_who_could_not_start_in_time_is_refused_at_once(
     engine = make_engine(1)
     async with hall(engine) as visitors:
         await visitors.come(engine)
-        ticket = visitors.admission.ticket([engine], 1, timeout=timeout)
+        ticket = ticket_for(visitors.admission, [engine], 1, timeout=timeout)
         assert visitors.admission.queue.estimate == 1.0
         assert (await visitors.come(engine, ticket=ticket)).refused == refused
+
+
+async def test_the_engine_with_the_least_part_of_its_slots_taken_is_chosen() -> None:
+    small, large = make_engine(2, "small"), make_engine(8, "large")
+    async with hall(small, large) as visitors:
+        chosen = [(await visitors.come(small, large)).engine for _ in range(6)]
+    assert chosen == [small, large, large, large, large, small]

@@ -35,7 +35,7 @@ async def test_before_the_call_nothing_runs(autojump_clock: MockClock) -> None:
 
 async def test_the_first_byte_may_take_its_time_from_the_connection_on(autojump_clock: MockClock) -> None:
     clock = EngineClock(SETTINGS)
-    clock.called()
+    clock.called(trio.current_time())
     await trio.sleep(4)
     clock.connected()
     assert await seconds_until_it_rings(clock) == 10
@@ -47,14 +47,14 @@ async def test_the_first_byte_may_take_its_time_from_the_connection_on(autojump_
 
 async def test_while_it_is_being_connected_only_the_total_clock_runs(autojump_clock: MockClock) -> None:
     clock = EngineClock(SETTINGS)
-    clock.called()
+    clock.called(trio.current_time())
     assert await seconds_until_it_rings(clock) == 20
     assert "total_seconds (20)" in clock.ran_out().message
 
 
 async def test_between_two_reads_the_engine_may_be_idle_for_so_long(autojump_clock: MockClock) -> None:
     clock = EngineClock(SETTINGS)
-    clock.called()
+    clock.called(trio.current_time())
     clock.connected()
     await trio.sleep(9)
     for _ in range(3):
@@ -69,7 +69,7 @@ async def test_between_two_reads_the_engine_may_be_idle_for_so_long(autojump_clo
 
 async def test_idle_clock_that_is_read_often_is_moved_seldom(autojump_clock: MockClock) -> None:
     clock = EngineClock(SETTINGS)
-    clock.called()
+    clock.called(trio.current_time())
     clock.connected()
     deadlines = set[float]()
     for _ in range(300):
@@ -87,7 +87,7 @@ async def test_it_stands_still_while_nobody_reads_but_the_total_clock_does_not(
     autojump_clock: MockClock,
 ) -> None:
     clock = EngineClock(SETTINGS)
-    clock.called()
+    clock.called(trio.current_time())
     clock.connected()
     clock.stand_still()
     await trio.sleep(15)
@@ -100,7 +100,7 @@ async def test_it_stands_still_while_nobody_reads_but_the_total_clock_does_not(
 
 async def test_the_total_clock_cuts_a_read_short(autojump_clock: MockClock) -> None:
     clock = EngineClock(SETTINGS)
-    clock.called()
+    clock.called(trio.current_time())
     await trio.sleep(18)
     clock.next_read()
     assert await seconds_until_it_rings(clock) == 2
@@ -111,7 +111,7 @@ async def test_the_total_clock_cuts_a_read_short(autojump_clock: MockClock) -> N
 async def test_zero_turns_a_clock_off(off: str, autojump_clock: MockClock) -> None:
     clock = EngineClock(msgspec.structs.replace(SETTINGS, **{off: 0}))
     start = trio.current_time()
-    clock.called()
+    clock.called(trio.current_time())
     seconds = {"total_seconds": clock.scope.deadline - start}
     clock.connected()
     seconds["first_byte_seconds"] = clock.scope.deadline - start
@@ -123,8 +123,8 @@ async def test_zero_turns_a_clock_off(off: str, autojump_clock: MockClock) -> No
 
 async def test_each_call_has_clocks_of_its_own(autojump_clock: MockClock) -> None:
     first = EngineClock(SETTINGS)
-    first.called()
+    first.called(trio.current_time())
     await trio.sleep(15)
     second = EngineClock(SETTINGS)
-    second.called()
+    second.called(trio.current_time())
     assert await seconds_until_it_rings(second) == 20

@@ -13,7 +13,8 @@ import pytest
 
 from gateway.config import MASK, Admission, Config, Engine, Kind, Server, Stream, Usage, load, parse, show
 from gateway.config import schema as schema_module
-from gateway.config.schema import RECLAIM_SECONDS, Tenant, Tls
+from gateway.config.schema import Tenant, Tls
+from gateway.config.values import RECLAIM_SECONDS
 
 REFERENCE = Path(__file__).parent.parent / "config.toml"
 MINIMAL = """

@@ -15,6 +15,7 @@ from gateway.gateway import Gateway
 from gateway.headers import Caller
 from gateway.request import Request
 from gateway.words import Outcome, RawHeaders
+from tests.tickets import ticket_for
 
 CHAT = "/v1/chat/completions"
 
@@ -140,7 +141,7 @@ async def test_a_plan_names_the_engines_that_serve_the_model_on_that_route() -> 
     ):
         request = asking(path)
         plan = gateway.plan(request, gateway.route(request), b'{"model":"%s"}' % model.encode())
-        assert "".join(each.name for each in plan.engines) == names
+        assert "".join(each.name for each in plan.stages[0].engines) == names
         assert plan.route.path == path
         assert plan.cost == 1
         assert request.model == model
@@ -190,7 +191,7 @@ async def test_a_body_without_model_goes_where_any_model_is_served() -> None:
     request = asking()
     gateway = make(*BOTH, engine("c", ["*"]))
     plan = gateway.plan(request, gateway.route(request), b"{}")
-    assert [each.name for each in plan.engines] == ["c"]
+    assert [each.name for each in plan.stages[0].engines] == ["c"]
     assert request.model is None
 
 
@@ -274,7 +275,7 @@ async def test_a_drain_refuses_who_waits_and_who_comes_and_lets_the_rest_end() -
     with pytest.raises(GatewayError) as caught:
         gateway.look_at_head(asking())
     assert caught.value.code is Code.DRAINING
-    ticket = gateway.admission.ticket(gateway.engines, 1)
+    ticket = ticket_for(gateway.admission, gateway.engines, 1)
     with pytest.raises(GatewayError) as caught:
         async with gateway.admission.slot(ticket, waiting=lambda: None):
             raise AssertionError("admitted while draining")

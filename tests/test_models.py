@@ -10,9 +10,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from gateway.asking import ask_models
 from gateway.dialect import models_route
 from gateway.errors import Code, EngineError, GatewayError
-from gateway.models import Models, ask_models
+from gateway.models import Models
 from tests.fakes import CONNECTED, END, Head, Rig, Script, broke_off, make_request, make_rig
 
 JSON = Head(media=b"application/json")

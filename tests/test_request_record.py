@@ -69,6 +69,7 @@ async def test_the_record_of_a_stream(autojump_clock: MockClock) -> None:
         "route": "/v1/chat/completions",
         "path": None,
         "model": "m",
+        "served_model": "m",
         "engine": "gpu0",
         "stream": True,
         "status": 200,

@@ -77,6 +77,7 @@ async def test_record_says_it_all(autojump_clock: MockClock) -> None:
         "route": CHAT,
         "path": None,
         "model": "m",
+        "served_model": "m",
         "engine": "e0",
         "stream": True,
         "status": 200,

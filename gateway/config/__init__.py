@@ -3,20 +3,21 @@
 from gateway.config.faults import ConfigError, Fault
 from gateway.config.load import load, parse
 from gateway.config.schema import (
-    MASK,
     Admission,
     Config,
     Engine,
-    Kind,
-    Priority,
-    Reclaim,
+    Health,
+    Retry,
+    Route,
     Server,
     Stream,
+    Target,
     Tenant,
     Tls,
     Usage,
 )
 from gateway.config.show import show
+from gateway.config.values import MASK, Kind, Priority, Reclaim
 
 __all__ = [
     "MASK",
@@ -25,11 +26,15 @@ __all__ = [
     "ConfigError",
     "Engine",
     "Fault",
+    "Health",
     "Kind",
     "Priority",
     "Reclaim",
+    "Retry",
+    "Route",
     "Server",
     "Stream",
+    "Target",
     "Tenant",
     "Tls",
     "Usage",

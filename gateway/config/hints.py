@@ -25,7 +25,7 @@ def key_hint(key: str, table: str) -> str:
     if near := _spelled_otherwise(key, here):
         return f'did you mean "{near}"?'
     for other, keys in tables.items():
-        if other != table and key in keys:
+        if other != table and key in keys and key.rstrip("s") not in here:
             return f"it belongs to {_place(other)}"
     if near := nearest(key, here):
         return f'did you mean "{near}"?'

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from gateway.config.faults import key_path, quote
 from gateway.config.formats import same_socket
 from gateway.config.hints import nearest
-from gateway.config.schema import PER_KIND, RECLAIM_SECONDS
+from gateway.config.values import PER_KIND, RECLAIM_SECONDS
 from gateway.config.walk import Walk, item_at
 
 Table = dict[str, Any]
@@ -25,21 +26,28 @@ def check(walk: Walk, config: Table) -> None:
         _no_loop(walk, engine.get("url", ""), config.get("server", {}), at)
     tenants: list[Table] = config.get("tenant", [])
     served = {model for engine in engines for model in engine.get("models", ["*"])}
+    routes: list[Table] = config.get("route", [])
+    named = [route.get("model") for route in routes]
+    for index, route in enumerate(routes):
+        _route(walk, route, item_at("route", index, route), served, named, engines)
+    _chains(walk, routes)
+    served |= {name for name in named if name is not None}
     owners: dict[str, str] = {}
     for index, tenant in enumerate(tenants):
         _tenant(walk, tenant, item_at("tenant", index, tenant), served, owners)
     _names(walk, "engine", engines)
     _names(walk, "tenant", tenants)
+    _names(walk, "route", routes, "model")
 
 
-def _names(walk: Walk, kind: str, tables: list[Table]) -> None:
+def _names(walk: Walk, kind: str, tables: list[Table], key: str = "name") -> None:
     first_with: dict[str, int] = {}
     for index, table in enumerate(tables):
-        if (name := table.get("name")) is None:
+        if (name := table.get(key)) is None:
             continue
         if name in first_with:
             at = item_at(kind, index, table)
-            walk.fault(f"{at}.name", f"{kind}[{first_with[name]}] has this name already")
+            walk.fault(f"{at}.{key}", f"{kind}[{first_with[name]}] has this {key} already")
         first_with.setdefault(name, index)
 
 
@@ -47,14 +55,55 @@ def _tenant(walk: Walk, tenant: Table, at: str, served: set[str], owners: dict[s
     models = tenant.get("models", [])
     _models(walk, models, at)
     for index, model in enumerate(models):
-        if model != "*" and "*" not in served and model not in served:
-            near = nearest(model, sorted(served))
-            hint = f'did you mean "{near}"?' if near else ""
-            walk.fault(f"{at}.models[{index}]", f"no engine serves {quote(model)}", hint)
+        if model != "*":
+            _served(walk, f"{at}.models[{index}]", model, served)
     for index, key in enumerate(tenant.get("keys", [])):
         if key in owners:
             walk.fault(f"{at}.keys[{index}]", f"the same key as {owners[key]}", "a key has one owner")
         owners.setdefault(key, f"{at}.keys[{index}]")
+
+
+def _route(
+    walk: Walk, route: Table, at: str, served: set[str], named: list[str | None], engines: list[Table]
+) -> None:
+    by_name = {engine.get("name"): engine for engine in engines}
+    targets: list[Table] = route.get("to", [])
+    for index, target in enumerate(targets or [route]):
+        key = f"{at}.to[{index}]" if targets else at
+        _served(walk, f"{key}.model", target.get("model"), served)
+        for number, name in enumerate(target.get("engines", [])):
+            where = f"{key}.engines[{number}]"
+            if name not in by_name:
+                _unknown(walk, where, f"there is no engine {quote(name)}", name, by_name)
+            elif not {target.get("model"), "*", "auto"} & set(by_name[name].get("models", ["*"])):
+                walk.fault(where, f"engine {quote(name)} doesn't serve {quote(str(target.get('model')))}")
+    for index, name in enumerate(route.get("fallbacks", [])):
+        _served(walk, f"{at}.fallbacks[{index}]", name, served | {each for each in named if each})
+
+
+def _served(walk: Walk, where: str, model: str | None, served: set[str]) -> None:
+    if model is not None and not served & {model, "*", "auto"}:
+        _unknown(walk, where, f"no engine serves {quote(model)}", model, served)
+
+
+def _unknown(walk: Walk, where: str, what: str, word: str, known: Iterable[Any]) -> None:
+    near = nearest(word, sorted(each for each in known if isinstance(each, str)))
+    walk.fault(where, what, f'did you mean "{near}"?' if near else "")
+
+
+def _chains(walk: Walk, routes: list[Table]) -> None:
+    """Fallbacks may be routes with fallbacks of their own, but none may lead back."""
+    leads = {route.get("model"): route.get("fallbacks", []) for route in routes}
+    for index, route in enumerate(routes):
+        seen: set[str] = set()
+        ahead = list(route.get("fallbacks", []))
+        while ahead:
+            name = ahead.pop()
+            if name not in seen:
+                seen.add(name)
+                ahead += leads.get(name, [])
+        if route.get("model") in seen:
+            walk.fault(f"{item_at('route', index, route)}.fallbacks", "they lead back to this route")
 
 
 def _server(walk: Walk, server: Table) -> None:
@@ -104,8 +153,9 @@ def _port(url: SplitResult) -> int:
 
 
 def _models(walk: Walk, models: list[str], at: str) -> None:
-    if "*" in models and len(models) > 1:
-        walk.fault(f"{at}.models", '"*" means every model and stands alone')
+    if len(models) > 1 and (alone := {"*", "auto"} & set(models)):
+        means = "every model" if "*" in alone else "the engine's own list"
+        walk.fault(f"{at}.models", f'"{min(alone)}" means {means} and stands alone')
         return
     for index, model in enumerate(models):
         if model in models[:index]:

@@ -1,84 +1,49 @@
 """Every key of `config.toml`: its name, type, range, default and meaning.
 
-The ranges and formats in these types are what `walk` checks and what `show` masks by; `config.toml` at the
-top of the repository shows the same keys to operators, and a test holds the two together. Durations are in
+The ranges and formats in these types (`values`) are what `walk` checks and what `show` masks by; `config.toml`
+at the top of the repository shows the same keys to operators, and a test holds the two together. Durations are in
 keys that end in `_seconds`, sizes in keys that end in `_bytes`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from gateway.config import formats
-from gateway.config.formats import Format
-
-MASK: Final = "********"
-"""Stands for a secret wherever one would be printed."""
-
-YEAR_SECONDS = 365 * 24 * 3600
-"""More than a year is a slip of the unit, milliseconds mostly."""
-MAX_DAYS = 36_500
-MAX_BYTES = 2**40
-MAX_COUNT = 1_000_000
-MAX_TOKENS = 10**12
-MIN_SPOOL_BYTES = 4096
-
-Kind = Literal["vllm", "sglang", "llamacpp", "ollama", "openai"]
-Reclaim = Literal["off", "observe", "enforce"]
-AskUsage = Literal["no", "end", "each"]
-Priority = Literal["high", "normal", "low"]
-
-Days = Annotated[int, Meta(ge=0, le=MAX_DAYS)]
-Seconds = Annotated[float, Meta(ge=0, le=YEAR_SECONDS)]
-PositiveSeconds = Annotated[float, Meta(gt=0, le=YEAR_SECONDS)]
-Bytes = Annotated[int, Meta(ge=1, le=MAX_BYTES)]
-SpoolBytes = Annotated[int, Meta(ge=MIN_SPOOL_BYTES, le=MAX_BYTES)]
-Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-PositiveCount = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
-Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
-Weight = Annotated[float, Meta(gt=0, le=MAX_COUNT)]
-
-Text = Annotated[str, Meta(extra={"format": Format(formats.check_text)})]
-Name = Annotated[str, Meta(extra={"format": Format(formats.check_name)})]
-Address = Annotated[str, Meta(extra={"format": Format(formats.check_address)})]
-Url = Annotated[str, Meta(extra={"format": Format(formats.check_url, quiet=True)})]
-OutputPath = Annotated[str, Meta(extra={"format": Format(formats.check_text, path=True, made=True)})]
-FilePath = Annotated[str, Meta(extra={"format": Format(formats.check_text, path=True)})]
-ApiKey = Annotated[str, Meta(extra={"format": Format(formats.check_api_key, secret=True)})]
-HeaderName = Annotated[str, Meta(extra={"format": Format(formats.check_header_name)})]
-HeaderValue = Annotated[str, Meta(extra={"format": Format(formats.check_header_value, secret=True)})]
-
-Digest = Annotated[str, Meta(extra={"format": Format(formats.check_digest, quiet=True)})]
-
-Digests = Annotated[tuple[Digest, ...], Meta(min_length=1)]
-Addresses = Annotated[tuple[Address, ...], Meta(min_length=1)]
-Models = Annotated[tuple[Text, ...], Meta(min_length=1)]
-
-
-class ReclaimSeconds(NamedTuple):
-    """What `reclaim_seconds` is for one kind of engine."""
-
-    default: float
-    minimum: float
-
-
-RECLAIM_SECONDS: Final[dict[Kind, ReclaimSeconds]] = {
-    # Aborts within a step of the engine when the socket closes; a second covers one long prefill chunk.
-    "vllm": ReclaimSeconds(10.0, 1.0),
-    # Sleeps 2 s before it looks for leavers and then looks every 4 s: less would call a good abort late.
-    "sglang": ReclaimSeconds(10.0, 5.0),
-    # Notices a closed socket only after one quiet second, and looking at it sooner starts that second again.
-    "llamacpp": ReclaimSeconds(1.5, 1.5),
-    # These two can't be asked what they are running: each abort costs the slot for all of it. Ollama stops
-    # at the next token; of a generic engine nothing is known, not even that there is something to wait for.
-    "ollama": ReclaimSeconds(1.0, 0.0),
-    "openai": ReclaimSeconds(0.0, 0.0),
-}
-PER_KIND: Final = -1.0
-"""Default of `reclaim_seconds`, replaced by its kind's as soon as that is known; no `Engine` has it."""
+from gateway.config.values import (
+    MASK,
+    PER_KIND,
+    RECLAIM_SECONDS,
+    Address,
+    Addresses,
+    ApiKey,
+    AskUsage,
+    Bytes,
+    Count,
+    Days,
+    Digests,
+    FilePath,
+    HeaderName,
+    HeaderValue,
+    Kind,
+    Models,
+    Name,
+    OutputPath,
+    Policy,
+    PositiveCount,
+    PositiveSeconds,
+    Priority,
+    Reclaim,
+    Seconds,
+    Share,
+    SpoolBytes,
+    Text,
+    Tokens,
+    Url,
+    Weight,
+)
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,6 +108,32 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What a request is taken to ask for that doesn't say how long its answer may be, in tokens."""
 
 
+class Health(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[health]`: when an engine is left alone, and when it is tried again."""
+
+    failures: PositiveCount = 3
+    """So many in a row, of requests or of probes, eject an engine; a refused connection does at once."""
+    probe_seconds: Seconds = 5.0
+    """Between two probes of an engine (a GET of its health page), in seconds; 0 = no probes."""
+    probe_timeout_seconds: PositiveSeconds = 2.0
+    """How long an engine may take to answer a probe, in seconds."""
+    backoff_seconds: PositiveSeconds = 1.0
+    """How long an ejected engine gets nothing, in seconds; doubled each time its trial fails."""
+    backoff_most_seconds: PositiveSeconds = 60.0
+    """The longest it can grow to, in seconds; also the most that is made of an engine's `Retry-After`."""
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[retry]`: what is asked of another engine, as long as the client has been sent nothing."""
+
+    attempts: PositiveCount = 3
+    """How many engines are called for one request at most; 1 = no retries."""
+    budget: Share = 0.2
+    """Retries in ten seconds, as a share of the requests that came in them."""
+    floor: Count = 10
+    """So many retries in ten seconds are always allowed."""
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[usage]`: the tokens of each request, kept in a file."""
 
@@ -172,7 +163,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kv_tokens: Tokens = 0
     """How many tokens its KV cache holds, prompts and answers together; 0 = not counted."""
     models: Models
-    """The model names it answers for; ["*"] = any."""
+    """The model names it answers for; ["*"] = any, ["auto"] = those that it lists itself."""
     reclaim: Reclaim = "enforce"
     """Whether the slot of a request cut short waits for proof that the engine stopped ("enforce"), is given
     back while the proof is only measured ("observe"), or without any ("off")."""
@@ -200,6 +191,33 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.api_key is not None:
             shown["api_key"] = MASK
         return list(shown.items())
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of a route's `to`: a model of the engines."""
+
+    model: Text
+    """The model, as the engines call it; it is what goes up in the request's `model`."""
+    weight: Weight = 1.0
+    """Its part of the route's requests."""
+    engines: tuple[Name, ...] = ()
+    """The engines to use; none: all that have the model."""
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[[route]]`: what a model's name stands for, and how its requests are spread."""
+
+    model: Text
+    """The name that clients write; unique."""
+    to: tuple[Target, ...] = ()
+    """What it stands for; none: the model of that name."""
+    fallbacks: tuple[Text, ...] = ()
+    """Models or other routes, tried in this order when no engine of those before is up."""
+    policy: Policy = "least_loaded"
+    """Which of several engines gets a request: the least loaded, the one that knows the beginning of its
+    prompt ("prefix"), or always the same for a `session_header` ("session")."""
+    session_header: HeaderName = "X-Session-Id"
+    """The request header whose value is a session's."""
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -234,10 +252,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Timeouts and buffers of one response."""
     admission: Admission = msgspec.field(default_factory=Admission)
     """The queue."""
+    health: Health = msgspec.field(default_factory=Health)
+    """When engines are ejected."""
+    retry: Retry = msgspec.field(default_factory=Retry)
+    """When another engine is tried."""
     usage: Usage = msgspec.field(default_factory=Usage)
     """What requests took."""
     engine: Annotated[tuple[Engine, ...], Meta(min_length=1)]
     """The engines, in the file's order; at least one."""
+    route: tuple[Route, ...] = ()
+    """Names for models; none: the engines' own."""
     tenant: tuple[Tenant, ...] = ()
     """The tenants; none: open to everybody."""
 

@@ -8,7 +8,8 @@ import msgspec.inspect as ins
 
 from gateway.config.expand import escape
 from gateway.config.faults import quote
-from gateway.config.schema import MASK, Config
+from gateway.config.schema import Config
+from gateway.config.values import MASK
 
 EXACT_INTEGERS = 2**53
 """Up to here a float that is whole can be written as an integer and read back the same."""

@@ -37,14 +37,16 @@ class Work:
 class Load:
     """What an engine says that it is doing: sequences ``running`` and ``waiting``.
 
-    ``tokens`` counts what it has generated and ``started`` is its start (Unix time, seconds);
-    None where it doesn't say. A count that falls, or another start, is another process.
+    ``tokens`` counts what it has generated, ``started`` is its start (Unix time, seconds), ``kv_use`` the
+    part of its KV cache in use (0 to 1); None where it doesn't say. A count that falls, or another start,
+    is another process.
     """
 
     running: int
     waiting: int
     tokens: float | None = None
     started: float | None = None
+    kv_use: float | None = None
 
     @property
     def busy(self) -> int:

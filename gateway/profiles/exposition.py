@@ -43,10 +43,16 @@ class Samples:
         return sums
 
 
-def load_from(values: Mapping[str, float], running: str, waiting: str, tokens: str) -> Load | None:
+def load_from(
+    values: Mapping[str, float], running: str, waiting: str, tokens: str, kv_use: str = ""
+) -> Load | None:
     """Make a load of the values with these names; None if it isn't there."""
     if not all(0 <= values.get(name, -1) < _MOST for name in (running, waiting)):
         return None
     return Load(
-        int(values[running]), int(values[waiting]), tokens=values.get(tokens), started=values.get(STARTED)
+        int(values[running]),
+        int(values[waiting]),
+        tokens=values.get(tokens),
+        started=values.get(STARTED),
+        kv_use=values.get(kv_use),
     )

@@ -55,6 +55,7 @@ class Sglang(Profile):
             "sglang:num_running_reqs",
             "sglang:num_queue_reqs",
             "sglang:generation_tokens_total",
+            "sglang:token_usage",
         )
 
     def aborts(self, path: str, works: Sequence[Work]) -> Sequence[Ask]:

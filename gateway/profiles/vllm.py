@@ -49,6 +49,7 @@ class Vllm(Profile):
             "vllm:num_requests_running",
             "vllm:num_requests_waiting",
             "vllm:generation_tokens_total",
+            "vllm:kv_cache_usage_perc",
         )
 
     def aborts(self, path: str, works: Sequence[Work]) -> Sequence[Ask]:

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gateway.admission import Admission, Ticket
+from gateway.admission import Admission
 from gateway.config import Engine as Settings
 from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
+from gateway.tickets import Ticket
+from tests.tickets import ticket_for
 
 PLAIN = settings(deadline=None, derandomize=True, max_examples=100)
 QUEUE, QUEUE_SECONDS = 6, 9
@@ -125,7 +127,7 @@ class House:
             case Come(engines, cost):
                 wanted = [self.engines[n] for n in sorted(engines)]
                 if cost <= max(engine.ledger.slots for engine in wanted):
-                    self.start(self.admission.ticket(wanted, cost))
+                    self.start(ticket_for(self.admission, wanted, cost))
             case Leave(who, retries):
                 inside = [guest for guest in self.guests if guest.inside]
                 if inside:

@@ -14,6 +14,7 @@ from gateway.admission import Admission
 from gateway.config import Engine as Settings
 from gateway.engine import Engine
 from gateway.errors import GatewayError
+from tests.tickets import ticket_for
 
 VISITS = 10_000
 SECONDS = VISITS // 8
@@ -54,7 +55,7 @@ class Storm:
         await trio.sleep(dice.randrange(SECONDS))
         engines = dice.sample(self.engines, dice.randint(1, len(self.engines)))
         most = min(4, max(engine.ledger.slots for engine in engines))
-        ticket = self.admission.ticket(engines, dice.randint(1, most))
+        ticket = ticket_for(self.admission, engines, dice.randint(1, most))
         with trio.move_on_after(dice.choice([0, 1, 2, 3, 5, 8, 100])) as scope:
             for _ in range(dice.choice([1, 1, 1, 2, 3])):
                 try:

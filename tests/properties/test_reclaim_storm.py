@@ -23,6 +23,7 @@ from gateway.profiles import Work
 from gateway.reclaim import Reclaimer
 from gateway.words import ReclaimedBy
 from tests.simulated import Answer, pieces
+from tests.tickets import ticket_for
 
 VISITS = 10_000
 SECONDS = 200.0
@@ -104,7 +105,7 @@ class Storm:
     async def visit(self, dice: random.Random) -> None:
         await trio.sleep(dice.random() * SECONDS)
         engines = dice.sample(list(self.ways), dice.randint(1, len(self.ways)))
-        ticket = self.admission.ticket(engines, dice.choice([1, 1, 1, 2]))
+        ticket = ticket_for(self.admission, engines, dice.choice([1, 1, 1, 2]))
         with trio.move_on_after(dice.choice([0, 0.01, 0.1, 0.3, 0.6, 8])) as scope:
             try:
                 async with self.admission.slot(ticket, waiting=lambda: None) as (engine, slot):

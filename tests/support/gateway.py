@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -87,6 +87,10 @@ class Gateway:
         """Until so many requests are alive in the gateway."""
         await self._poll(lambda state: len(state["requests"]) == count, "/admin/requests")
 
+    async def engine(self, name: str, true: Callable[[Any], bool]) -> None:
+        """Until an engine is seen so in the control plane."""
+        await self._poll(lambda state: true(state["engines"][name]), "/admin/engines")
+
     async def in_phase(self, phase: str, count: int = 1) -> None:
         await self._poll(
             lambda state: sum(r["phase"] == phase for r in state["requests"]) >= count, "/admin/requests"
@@ -147,12 +151,18 @@ def toml_value(value: Any) -> str:
     return json.dumps(value)
 
 
-def toml_of(sections: Mapping[str, Section], engines: list[Section], tenants: Sequence[Section] = ()) -> str:
+def toml_of(
+    sections: Mapping[str, Section],
+    engines: list[Section],
+    tenants: Sequence[Section] = (),
+    routes: Sequence[Section] = (),
+) -> str:
     lines: list[str] = []
     for title, section in [
         *((f"[{name}]", s) for name, s in sections.items()),
         *(("[[engine]]", e) for e in engines),
         *(("[[tenant]]", tenant) for tenant in tenants),
+        *(("[[route]]", route) for route in routes),
     ]:
         lines += [title, *(f"{name} = {toml_value(value)}" for name, value in section.items()), ""]
     return "\n".join(lines)
@@ -182,20 +192,30 @@ async def running_gateway(
     stream: Section | None = None,
     admission: Section | None = None,
     usage: Section | None = None,
+    health: Section | None = None,
+    retry: Section | None = None,
+    routes: Sequence[Section] = (),
     engine: Section | None = None,
     tenants: Sequence[Section] = (),
     seconds: float = TEST_SECONDS,
     check: bool = True,
 ) -> AsyncIterator[Gateway]:
-    """`engine` is added to each scripted engine's entry. `check` off: something is left running."""
+    """`engine` is added to each scripted engine's entry. `check` off: something is left running.
+
+    Engines are probed only if `health` says so: most tests count connections.
+    """
     sections = {
         "server": {"listen": ["127.0.0.1:0"], "admin": "127.0.0.1:0", **(server or {})},
         "stream": stream or {},
         "admission": admission or {},
         "usage": usage or {},
+        "health": {"probe_seconds": 0, **(health or {})},
+        "retry": retry or {},
     }
     cfg = config.parse(
-        toml_of(sections, [entry(e, engine or {}) for e in engines], tenants), file="test.toml", environ={}
+        toml_of(sections, [entry(e, engine or {}) for e in engines], tenants, routes),
+        file="test.toml",
+        environ={},
     )
     gateway = Gateway()
 

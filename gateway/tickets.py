@@ -1,0 +1,113 @@
+"""A request's place in the queue, and the engines it may go to, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from gateway.balance import Pick, View, least_loaded
+from gateway.engine import Engine
+from gateway.errors import Code, GatewayError
+from gateway.lanes import Waiter
+from gateway.ledger import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Some engines, any of which may serve a request, and under which name they have its model.
+
+    ``model`` is None where that is what the client wrote.
+    """
+
+    engines: tuple[Engine, ...]
+    model: str | None = None
+
+    def without(self, tried: Sequence[Engine]) -> tuple[Engine, ...]:
+        """Return the engines that haven't been ``tried`` and that no operator keeps requests from."""
+        return tuple(each for each in self.engines if each not in tried and not each.health.drained)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Ticket(Waiter):
+    """A request's place: besides what a waiter is, the ``stages`` it may go through.
+
+    It is kept across retries, and with it the place and the ``deadline`` (Trio's clock), which
+    may be ``hurried`` by its client. ``tokens`` is what it may need of an engine's KV cache, for its
+    prompt (an estimate) and for its answers. ``engines`` are those that it waits for now, ``pick`` chooses
+    among them, and ``answered`` is told of the one that has begun to answer.
+    """
+
+    stages: Sequence[Stage]
+    engines: Sequence[Engine] = ()
+    model: str | None = None
+    tried: list[Engine] = field(default_factory=list)
+    pick: Pick = least_loaded
+    answered: Callable[[Engine], None] | None = None
+    deadline: float
+    came: float
+    tokens: tuple[int, int] = (0, 0)
+    inputs: int = 1
+    hurried: bool = False
+    seat: tuple[Engine, Slot] | None = None
+    refusal: GatewayError | None = None
+    called: trio.Event = field(default_factory=trio.Event)
+
+    def next_stage(self, now: float) -> Stage | None:
+        """Return where it may go from here: the first stage with an engine that is up, or else with any.
+
+        What was tried isn't tried again.
+        """
+        rest = [Stage(left, each.model) for each in self.stages if (left := each.without(self.tried))]
+        up = (each for each in rest if any(_is_up(engine, now) for engine in each.engines))
+        return next(up, rest[0] if rest else None)
+
+    def go(self, stage: Stage) -> None:
+        """Wait for the engines of ``stage`` from now on."""
+        self.engines, self.model = stage.engines, stage.model
+        self.lane = tuple(engine.name for engine in stage.engines)
+
+    def choose(self, kept: set[Engine], now: float) -> Engine | None:
+        """Choose an engine that can take it now; not one that is ``kept`` for others.
+
+        Engines that are down are left out, unless all are: then they are as good as any.
+        """
+        takes = [engine for engine in self.engines if engine.health.takes(now)]
+        if not takes and not any(engine.health.rests(now) for engine in self.engines):
+            takes = [engine for engine in self.engines if engine.health.takes_in_panic(now)]
+        tokens = sum(self.tokens)
+        able = [each for each in takes if each not in kept and each.ledger.fits(self.cost, tokens)]
+        if len(able) < 2:
+            return able[0] if able else None
+        views = {each.name: each for each in able}
+        return views[self.pick([view_of(each) for each in able]).name]
+
+
+def view_of(engine: Engine) -> View:
+    """Take a snapshot of an engine for choosing."""
+    ledger, load = engine.ledger, engine.load
+    return View(
+        engine.name,
+        ledger.slots,
+        ledger.held,
+        load.waiting if load is not None else 0,
+        (load.kv_use or 0.0) if load is not None else 0.0,
+        engine.last_granted,
+    )
+
+
+def holds(engine: Engine, cost: int, tokens: int) -> bool:
+    """Whether a request could ever fit."""
+    ledger = engine.ledger
+    return cost <= ledger.slots and (not ledger.kv_tokens or tokens <= ledger.kv_tokens)
+
+
+def no_engine() -> GatewayError:
+    """Say that no engine is left."""
+    what = "Every engine for this model is kept free by an operator, or gone; try again later."
+    return GatewayError(Code.NO_ENGINE, what)
+
+
+def _is_up(engine: Engine, now: float) -> bool:
+    return engine.health.takes(now) or engine.health.rests(now)
