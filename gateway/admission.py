@@ -21,7 +21,7 @@ from gateway.errors import Code, GatewayError
 from gateway.fairness import CLASSES, Queue
 from gateway.lanes import Share, Waiter
 from gateway.ledger import Slot
-from gateway.tickets import Stage, Ticket, holds, no_engine
+from gateway.tickets import Stage, Ticket, fitting, no_engine
 
 
 class Admission:
@@ -38,6 +38,11 @@ class Admission:
         self._granted: dict[Slot, Ticket] = {}
         self._everybody = Share("")
         self._closed = False
+
+    def apply(self, *, queue: int, queue_seconds: float, promote_seconds: float) -> None:
+        """Have other bounds from now on, for those who come."""
+        self._queue_seconds = queue_seconds
+        self.queue.apply(most=queue, promote_seconds=promote_seconds)
 
     def __repr__(self) -> str:
         return f"<Admission {self.waiting} of {self.queue.most} waiting>"
@@ -97,12 +102,8 @@ class Admission:
                 f"The request makes {cost} sequences at once; {whose} {most}.",
                 param="n",
             )
-        fitting = [
-            Stage(fits, stage.model)
-            for stage in stages
-            if (fits := tuple(each for each in stage.engines if holds(each, cost, sum(tokens))))
-        ]
-        if not fitting:
+        fits = fitting(stages, cost, sum(tokens))
+        if not fits:
             raise GatewayError(
                 Code.INVALID_REQUEST,
                 f"The request may need {sum(tokens)} tokens, prompt and answer together; the"
@@ -117,7 +118,7 @@ class Admission:
             cost,
             tokens=tokens,
             inputs=inputs,
-            stages=fitting,
+            stages=fits,
             came=now,
             deadline=now + min(self._queue_seconds, timeout),
             hurried=timeout < self._queue_seconds,

@@ -25,6 +25,12 @@ class BodyBudget:
         self._small = _Share(limit)
         self._large = _Share(limit * 3 // 4)
 
+    def resize(self, limit: int) -> None:
+        """Have another bound from now on; what is held beyond it is let go in its own time."""
+        self.limit = self._small.limit = limit
+        self._large.limit = limit * 3 // 4
+        self._call()
+
     async def take(self, size: int, *, whole: int) -> None:
         """Wait until ``size`` more bytes of a body of ``whole`` bytes fit, and hold them."""
         if self.take_now(size, whole=whole):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import trio
 
 from gateway import config
-from gateway.asking import EngineModels, LoadAnswer, ask_load, ask_models
+from gateway.asking import EngineModels, LoadAnswer, ask, ask_load, ask_models
 from gateway.engine import Engine
+from gateway.errors import GatewayError
+from gateway.profiles import Ask
 from gateway.service import make_engines, make_tls
+from gateway.transport import make_engine
 from gateway.usagefile import UsageFileError, examine
 
 _ASK_SECONDS = 5.0
@@ -49,6 +53,38 @@ async def run(settings: config.Config) -> int:
     else:
         print("No tenants are configured: whoever reaches server.listen may use every model.")
     return 0 if all(answers.values()) else 1
+
+
+async def diff(settings: config.Config) -> int:
+    """Ask the gateway that runs at ``server.admin`` what a reload would change, and print that.
+
+    Returns the exit code: 0, or 1 if it doesn't answer or wouldn't take the configuration.
+    """
+    admin = settings.server.admin
+    url = admin if admin.startswith("unix:") else f"http://{admin}"
+    if admin.startswith("fd:"):
+        print(f"server.admin is {admin}: that address can't be asked")
+        return 1
+    running = make_engine(
+        config.Engine(name="gateway", kind="openai", url=url, slots=1, models=("*",)),
+        connect_seconds=_ASK_SECONDS,
+    )
+    status, body = 0, b"no answer in time"
+    try:
+        with trio.move_on_after(_ASK_SECONDS):
+            status, body = await ask(running, Ask("/admin/reload?dry_run=1", "POST"))
+    except GatewayError as error:
+        body = (error.detail or error.message).encode()
+    await running.transport.aclose()
+    if status not in (200, 422):
+        print(f"the gateway at {admin}: {body.decode(errors='replace')}")
+        return 1
+    said = msgspec.json.decode(body)
+    for line in said["changes"] if status == 200 else said["faults"]:
+        print(line)
+    if status == 200 and not said["changes"]:
+        print("no changes")
+    return 0 if status == 200 else 1
 
 
 async def _ask(engine: Engine, answers: dict[str, bool], said: list[str]) -> None:

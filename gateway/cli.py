@@ -10,6 +10,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import structlog
 import trio
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_hypercorn()
         settings = config.load(options.config)
         if options.command == "check":
-            return trio.run(check.run, settings)
+            return trio.run(check.diff if options.diff else check.run, settings)
     except config.ConfigError as error:
         print(error.of(options.config), file=sys.stderr)
         return EXIT_CONFIG
@@ -73,6 +74,12 @@ def _parser() -> argparse.ArgumentParser:
             metavar="FILE",
             help="configuration file (default: %(default)s)",
         )
+        if name == "check":
+            command.add_argument(
+                "--diff",
+                action="store_true",
+                help="show what a reload would change of the gateway that runs with this file's server.admin",
+            )
         if name == "usage":
             usagereport.add_arguments(command, files)
         command.set_defaults(parser=command)
@@ -96,7 +103,9 @@ async def _serve(settings: config.Config, file: str) -> int:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
             try:
-                running: service.Service = await nursery.start(_until_drained, settings, nursery.cancel_scope)
+                running: service.Service = await nursery.start(
+                    _until_drained, settings, file, nursery.cancel_scope
+                )
             except BindError as error:
                 print(error, file=sys.stderr)
                 return EXIT_FAILED
@@ -108,7 +117,7 @@ async def _serve(settings: config.Config, file: str) -> int:
             ending = False
             async for number in signals:
                 if number == signal.SIGHUP:
-                    log.warning("reloading is not supported; restart to apply a new configuration")
+                    nursery.start_soon(_reload, running)
                 elif ending:
                     log.warning("second signal: ending now", live_requests=len(running.gateway.requests))
                     nursery.cancel_scope.cancel()
@@ -119,9 +128,24 @@ async def _serve(settings: config.Config, file: str) -> int:
     return EXIT_OK
 
 
+async def _reload(running: service.Service) -> None:
+    with suppress(config.ConfigError):  # It is in the log.
+        await running.reloader.reload()
+
+
 async def _until_drained(
-    settings: config.Config, everything: trio.CancelScope, *, task_status: trio.TaskStatus[service.Service]
+    settings: config.Config,
+    file: str,
+    everything: trio.CancelScope,
+    *,
+    task_status: trio.TaskStatus[service.Service],
 ) -> None:
-    await service.run(settings, task_status=task_status)
+    def load() -> config.Config:
+        try:
+            return config.load(file)
+        except config.ConfigError as error:
+            raise error.of(file) from None
+
+    await service.run(settings, load=load, task_status=task_status)
     process.end()
     everything.cancel()

@@ -11,12 +11,14 @@ from typing import Any
 import structlog
 import trio
 from prometheus_client import CONTENT_TYPE_LATEST
-from quart import Response, jsonify
+from quart import Response, jsonify, request
 from quart_trio import QuartTrio
 
+from gateway.config import ConfigError
 from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
 from gateway.gateway import Gateway
+from gateway.reload import Reloader
 from gateway.telemetry import Telemetry
 
 log = structlog.get_logger("gateway.control")
@@ -29,7 +31,7 @@ _MOST_BODY_BYTES = 64 * 1024
 Answer = tuple[Any, int] | Response
 
 
-def control_plane(gateway: Gateway, telemetry: Telemetry) -> QuartTrio:
+def control_plane(gateway: Gateway, telemetry: Telemetry, reloader: Reloader | None = None) -> QuartTrio:
     """Make the ASGI application of the control plane."""
     app = QuartTrio("gateway.control", static_folder=None)
     app.config["RESPONSE_TIMEOUT"] = _RESPONSE_SECONDS
@@ -50,9 +52,30 @@ def control_plane(gateway: Gateway, telemetry: Telemetry) -> QuartTrio:
     async def metrics() -> Answer:
         return Response(telemetry.metrics(), content_type=CONTENT_TYPE_LATEST)
 
+    @app.get("/admin/ledger")
+    async def ledger() -> Answer:
+        engines = {engine.name: asdict(engine.ledger.statement()) for engine in gateway.known_engines}
+        return jsonify(engines=engines, balanced=all(each["balanced"] for each in engines.values())), 200
+
+    @app.post("/admin/reload")
+    async def reload() -> Answer:
+        if reloader is None:
+            return jsonify(error="This gateway can't reload."), 501
+        try:
+            report = await reloader.reload(dry_run="dry_run" in request.args)
+        except ConfigError as error:
+            return jsonify(error="Nothing is changed.", faults=str(error).splitlines()), 422
+        return jsonify(changes=[change.text for change in report.changes], down=report.down), 200
+
+    _add_requests(app, gateway)
+    _add_engines(app, gateway)
+    return app
+
+
+def _add_requests(app: QuartTrio, gateway: Gateway) -> None:
     @app.get("/admin/requests")
     async def requests() -> Answer:
-        live = [request.view() for request in gateway.requests]
+        live = [each.view() for each in gateway.requests]
         return jsonify(requests=live, queued=gateway.admission.waiting), 200
 
     @app.get("/admin/queue")
@@ -61,26 +84,18 @@ def control_plane(gateway: Gateway, telemetry: Telemetry) -> QuartTrio:
 
     @app.delete("/admin/requests/<request_id>")
     async def cancel(request_id: str) -> Answer:
-        request = gateway.requests.get(request_id)
-        if request is None:
+        live = gateway.requests.get(request_id)
+        if live is None:
             return jsonify(error=f"There is no live request {request_id[:64]}."), 404
-        request.stop(GatewayError(Code.CANCELLED, "The request was cancelled by an operator."))
+        live.stop(GatewayError(Code.CANCELLED, "The request was cancelled by an operator."))
         log.info("request cancelled by an operator", id=request_id)
         return jsonify(cancelled=request_id), 200
-
-    @app.get("/admin/ledger")
-    async def ledger() -> Answer:
-        engines = {engine.name: asdict(engine.ledger.statement()) for engine in gateway.engines}
-        return jsonify(engines=engines, balanced=all(each["balanced"] for each in engines.values())), 200
-
-    _add_engines(app, gateway)
-    return app
 
 
 def _add_engines(app: QuartTrio, gateway: Gateway) -> None:
     @app.get("/admin/engines")
     async def engines() -> Answer:
-        return jsonify(engines={engine.name: view_of(engine) for engine in gateway.engines}), 200
+        return jsonify(engines={engine.name: view_of(engine) for engine in gateway.known_engines}), 200
 
     @app.post("/admin/engines/<name>/drain")
     async def drain(name: str) -> Answer:
@@ -106,6 +121,7 @@ def view_of(engine: Engine) -> dict[str, Any]:
         "kind": engine.settings.kind,
         "state": health.state(now),
         "drained": health.drained,
+        "retired": engine.retired,
         "reason": health.reason or None,
         "ejections": health.ejections,
         "backoff_seconds": round(max(0.0, health.until - now), 3) if health.ejected else None,

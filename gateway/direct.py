@@ -79,7 +79,8 @@ class DirectTransport(httpx.AsyncBaseTransport):
         )
 
     async def aclose(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections, and from now on each as its response is over."""
+        self._reuse = False
         while self._idle:
             self._idle.pop()[1].close()
         await trio.lowlevel.checkpoint()

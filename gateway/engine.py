@@ -76,6 +76,9 @@ class Transport(Protocol):
         Leaving it before the body's clean end closes the connection. Raises EngineError.
         """
 
+    def connect_within(self, seconds: float) -> None:
+        """Take so long to make a connection, from now on; 0: as long as it takes."""
+
     async def aclose(self) -> None:
         """Close the idle connections."""
 
@@ -106,22 +109,41 @@ class Engine:
         """The place of its last grant in the order of all."""
         self.profile = PROFILES[settings.kind]
         self.paths = self.profile.paths
-        self.policy = EnginePolicy(
-            host=host,
-            api_key=settings.api_key,
-            fixed=tuple((name.encode(), value.encode()) for name, value in settings.headers.items()),
-            withheld=self.profile.withheld,
-        )
+        self._host = host
+        self.policy = self._policy()
+        self.retired = False
+        """It isn't configured any more, and is let go when it is free."""
         self.transport = transport
         self._prefix = prefix
 
     def __repr__(self) -> str:
         return f"<Engine {self.name} {self.ledger!r}>"
 
+    def apply(self, settings: config.Engine, health: config.Health, *, connect_seconds: float) -> None:
+        """Have other settings from now on; but name, kind and address, which make it what it is."""
+        self.settings, self.health.settings = settings, health
+        self.ledger.resize(settings.slots, settings.kv_tokens)
+        self.policy = self._policy()
+        self.transport.connect_within(connect_seconds)
+
+    def _policy(self) -> EnginePolicy:
+        settings = self.settings
+        return EnginePolicy(
+            host=self._host,
+            api_key=settings.api_key,
+            fixed=tuple((name.encode(), value.encode()) for name, value in settings.headers.items()),
+            withheld=self.profile.withheld,
+        )
+
     def granted(self, slot: Slot, now: float) -> None:
         """One of its slots was granted."""
         self.last_granted = next(_grants)
         self.health.granted(slot, now)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it may be given requests at all: it is configured, and no operator keeps it free."""
+        return not (self.retired or self.health.drained)
 
     @property
     def serves_any(self) -> bool:

@@ -63,6 +63,11 @@ class Queue:
         self._released = 0
         self._size = 0
 
+    def apply(self, *, most: int, promote_seconds: float) -> None:
+        """Have other bounds from now on."""
+        self.most = most
+        self._promote_seconds = promote_seconds or inf
+
     def __len__(self) -> int:
         return self._size
 

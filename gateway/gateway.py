@@ -7,6 +7,7 @@ such a path, what does the body ask for, which engines could take it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import trio
 
@@ -31,6 +32,23 @@ from gateway.usage import Source, usage_of
 
 DRAIN_FAREWELL_SECONDS = 0.5
 """How long clients may take to be told that the drain is over: the process is to end soon after it."""
+
+
+@dataclass(slots=True)
+class Reloads:
+    """How reloads of the configuration went."""
+
+    well: int = 0
+    badly: int = 0
+    last_failed: bool = False
+
+    def done(self) -> None:
+        """One went well."""
+        self.well, self.last_failed = self.well + 1, False
+
+    def failed(self) -> None:
+        """One has changed nothing."""
+        self.badly, self.last_failed = self.badly + 1, True
 
 
 class Gateway:
@@ -60,10 +78,13 @@ class Gateway:
         self.estimator = Estimator(config.admission.max_tokens)
         self._charges: dict[Request, tuple[Tenant, Charge]] = {}
         self.requests = Requests()
-        self.reclaimers = {
-            engine: Reclaimer(engine, give_back=self.admission.give_back, known=reclaimed)
-            for engine in self.engines
-        }
+        self.retiring: list[Engine] = []
+        """Engines that aren't configured any more, and aren't free yet."""
+        self.reloads = Reloads()
+        self.reclaimers: dict[Engine, Reclaimer] = {}
+        self._reclaimed = reclaimed
+        for engine in self.engines:
+            self._adopt(engine)
         self.draining = False
         self._ended = ended
 
@@ -71,6 +92,15 @@ class Gateway:
     def engines(self) -> tuple[Engine, ...]:
         """The engines, in the order of the configuration."""
         return self.routing.engines
+
+    @property
+    def known_engines(self) -> list[Engine]:
+        """The engines, and those that aren't configured any more but still have something to end.
+
+        No two of them have one name: an engine that came in place of another is the one that counts.
+        """
+        names = {engine.name for engine in self.engines}
+        return [*self.engines, *(engine for engine in self.retiring if engine.name not in names)]
 
     def begin(self, request: Request) -> None:
         """Take a request in."""
@@ -102,9 +132,31 @@ class Gateway:
         engine.health.drained = free
         self.replan()
 
+    def apply(self, config: Config, engines: Sequence[Engine]) -> None:
+        """Have another configuration from now on. :meth:`replan` is to follow in the same step."""
+        self.config = config
+        self.routing = Routing(config.route, engines, self.routing)
+        for engine in engines:
+            self._adopt(engine)
+        self.tenants.apply(config.tenant)
+        self.estimator = Estimator(config.admission.max_tokens)
+        self.retries.settings = config.retry
+        self.admission.apply(
+            queue=config.admission.queue,
+            queue_seconds=config.admission.queue_seconds,
+            promote_seconds=config.admission.promote_seconds,
+        )
+
+    def _adopt(self, engine: Engine) -> None:
+        if engine not in self.reclaimers:
+            self.reclaimers[engine] = Reclaimer(
+                engine, give_back=self.admission.give_back, known=self._reclaimed
+            )
+
     def replan(self) -> None:
         """The engines have changed: have everybody who waits look where to go."""
         for ticket in self.admission.tickets():
+            ticket.replan()
             if (stage := ticket.next_stage(trio.current_time())) is not None:
                 self.admission.move(ticket, stage)
             else:
@@ -168,6 +220,8 @@ class Gateway:
         if tenant is not None:
             self._charges[request] = tenant, tenant.charge(sum(tokens), now)
         ticket.pick, ticket.answered = plan.pick, plan.answered
+        path, model = plan.route.path, plan.seen.model
+        ticket.where = lambda: self.routing.stages(path, model)
         self.retries.request(now)
         return ticket
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable
 import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gateway.engine import Engine
 from gateway.gateway import Gateway
+from gateway.reclaim import Reclaimer
 
 
 class Gauges:
@@ -25,7 +27,7 @@ class Gauges:
         )
         acquired = CounterMetricFamily("gateway_slots_acquired", "Slots ever granted.", labels=["engine"])
         released = CounterMetricFamily("gateway_slots_released", "Slots ever given back.", labels=["engine"])
-        for engine in self._gateway.engines:
+        for engine in self._gateway.known_engines:
             now = engine.ledger.statement()
             slots.add_metric([engine.name, "running"], now.running)
             slots.add_metric([engine.name, "reclaiming"], now.reclaiming)
@@ -68,12 +70,15 @@ class Gauges:
         foreign = GaugeMetricFamily(
             "gateway_foreign_sequences", "Load on the engine that isn't this gateway's.", labels=["engine"]
         )
-        for engine, reclaimer in self._gateway.reclaimers.items():
+        for engine, reclaimer in self._of_known():
             counters["ghost_seconds"].add_metric([engine.name], reclaimer.ghost_seconds)
             counters["tokens_wasted"].add_metric([engine.name], reclaimer.wasted)
             counters["unchanged_requests"].add_metric([engine.name], engine.as_they_are)
             foreign.add_metric([engine.name], reclaimer.foreign)
         yield from (*counters.values(), foreign)
+
+    def _of_known(self) -> Iterable[tuple[Engine, Reclaimer]]:
+        return ((engine, self._gateway.reclaimers[engine]) for engine in self._gateway.known_engines)
 
     def _health(self) -> Iterable[Metric]:
         up = GaugeMetricFamily(
@@ -83,7 +88,7 @@ class Gauges:
             "gateway_engine_ejections", "How often an engine was ejected.", labels=["engine"]
         )
         now = trio.current_time()
-        for engine in self._gateway.engines:
+        for engine in self._gateway.known_engines:
             up.add_metric([engine.name], engine.health.takes(now))
             ejections.add_metric([engine.name], engine.health.ejections)
         retries = self._gateway.retries
@@ -93,4 +98,16 @@ class Gauges:
             "gateway_retries_refused",
             "Tries of another engine that the budget didn't allow.",
             retries.refused,
+        )
+        reloads = self._gateway.reloads
+        counted = CounterMetricFamily(
+            "gateway_config_reloads", "Reloads of the configuration.", labels=["result"]
+        )
+        counted.add_metric(["done"], reloads.well)
+        counted.add_metric(["failed"], reloads.badly)
+        yield counted
+        yield GaugeMetricFamily(
+            "gateway_config_reload_failed",
+            "Whether the last reload has failed and changed nothing.",
+            reloads.last_failed,
         )

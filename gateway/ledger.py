@@ -68,6 +68,7 @@ class Ledger:
         self._ghosts: set[Slot] = set()
         self._acquired = 0
         self._released = 0
+        self._freed = trio.lowlevel.ParkingLot()
 
     def __repr__(self) -> str:
         now = self.statement()
@@ -160,6 +161,11 @@ class Ledger:
         self.reserved += tokens - slot.tokens
         slot.tokens = tokens
 
+    def resize(self, slots: int, kv_tokens: int) -> None:
+        """Have another capacity from now on. If more is held, nothing is granted until below."""
+        self._limiter.total_tokens = slots
+        self.kv_tokens = kv_tokens
+
     def hand_over(self, slot: Slot) -> None:
         """Take a slot from its request for the reclaimer; it stays borrowed. Raises KeyError."""
         self._running.remove(slot)
@@ -182,6 +188,18 @@ class Ledger:
             self._limiter.release_on_behalf_of(seat)
         self.reserved -= slot.tokens
         self._released += slot.cost
+        if self._freed and not self.held_by_anybody:
+            self._freed.unpark_all()
+
+    async def all_free(self) -> None:
+        """Wait until nobody holds anything."""
+        while self.held_by_anybody:
+            await self._freed.park()
+
+    @property
+    def held_by_anybody(self) -> bool:
+        """Whether any slot is held."""
+        return bool(self._running or self._reclaiming or self._ghosts)
 
     def statement(self) -> Statement:
         """Return the account, and whether both ways of keeping it agree."""
@@ -192,7 +210,7 @@ class Ledger:
             running=running,
             reclaiming=reclaiming,
             ghosts=ghosts,
-            free=self.free,
+            free=max(0, self.free),
             acquired=self._acquired,
             released=self._released,
             balanced=held + self.free == self.slots and self._acquired - self._released == held,

@@ -47,10 +47,15 @@ class Plan:
 class Routing:
     """All engines and routes."""
 
-    def __init__(self, routes: Sequence[config.Route], engines: Sequence[Engine]) -> None:
+    def __init__(
+        self, routes: Sequence[config.Route], engines: Sequence[Engine], before: Routing | None = None
+    ) -> None:
         self.engines = tuple(engines)
         self.paths = frozenset[str]().union(*(engine.paths for engine in engines))
-        self._names = {route.model: _Name(route) for route in routes}
+        known: dict[str, _Name] = before._names if before is not None else {}
+        self._names: dict[str, _Name] = {
+            route.model: _Name(route, known.get(route.model)) for route in routes
+        }
 
     def owners(self) -> dict[str, str]:
         """Return the names of the routes with the first engine of each."""
@@ -127,10 +132,10 @@ def _serves(engine: Engine) -> Callable[[_Target | config.Target], bool]:
 class _Name:
     """A route, and where its turn is."""
 
-    def __init__(self, settings: config.Route) -> None:
+    def __init__(self, settings: config.Route, before: _Name | None = None) -> None:
         self.settings = settings
         self._turns = [0.0 for _ in settings.to]
-        self._prefixes = Prefixes()
+        self._prefixes: Prefixes = before._prefixes if before is not None else Prefixes()
 
     def targets(self) -> list[_Target]:
         """Return its targets, first the one whose turn it is (nginx's smooth weighted round robin)."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import structlog
 import trio
@@ -16,8 +17,9 @@ from gateway.arrivals import Arrivals
 from gateway.config import Config, ConfigError, Fault
 from gateway.control import control_plane
 from gateway.engine import Engine
+from gateway.fleet import Fleet, close
 from gateway.gateway import DRAIN_FAREWELL_SECONDS, Gateway
-from gateway.probes import Probes
+from gateway.reload import Reloader
 from gateway.server import Listener, Plane, bind, tls_context
 from gateway.telemetry import Sink, Telemetry
 from gateway.transport import make_engine
@@ -39,6 +41,7 @@ class Service:
     listen: tuple[str, ...]
     admin: str
     gateway: Gateway
+    reloader: Reloader
     _drain: trio.Event = field(default_factory=trio.Event)
 
     def drain(self) -> None:
@@ -54,12 +57,14 @@ async def run(
     config: Config,
     *,
     sink: Sink | None = None,
+    load: Callable[[], Config] | None = None,
     task_status: trio.TaskStatus[Service] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a gateway until it has drained. Cancelling it ends everything at once.
 
-    ``sink`` gets each access record instead of standard output. Raises BindError when an
-    address can't be listened on, ConfigError for TLS and usage files that can't be used.
+    ``sink`` gets each access record instead of standard output; ``load`` reads the configuration again
+    for a reload. Raises BindError when an address can't be listened on, ConfigError for TLS and usage
+    files that can't be used.
     """
     store = make_store(config)
     telemetry = Telemetry(sink=sink, store=store)
@@ -68,39 +73,27 @@ async def run(
     gateway = Gateway(config, engines, ended=telemetry.ended, reclaimed=telemetry.reclaimed)
     telemetry.watch(gateway)
     tls = make_tls(config)
-    listeners: list[Listener] = []
-    try:
-        scheme = "https" if tls else "http"
-        listeners.extend(bind(address, scheme=scheme) for address in config.server.listen)
-        admin = bind(config.server.admin)
-        listeners.append(admin)
-        data = Plane(
-            DataPlane(gateway),
-            listeners[:-1],
-            name="data",
-            tls=tls,
-            most_connections=config.server.max_connections,
-            stall_seconds=config.stream.stall_seconds,
-        )
-        control = Plane(
-            control_plane(gateway, telemetry),
-            [admin],
-            name="control",
-            most_connections=_ADMIN_CONNECTIONS,
-            stall_seconds=config.stream.stall_seconds,
-        )
-        service = Service(tuple(each.name for each in listeners[:-1]), admin.name, gateway)
-        # The records are written to the end, also when everything is cancelled at once.
-        keeping = store.writing() if store is not None else nullcontext()
-        async with keeping, telemetry.writing(), trio.open_nursery() as nursery:
+    # The records are written to the end, also when everything is cancelled at once.
+    keeping = store.writing() if store is not None else nullcontext()
+    with _bound(config, "https" if tls else "http") as (listen, admin):
+        app = DataPlane(gateway)
+        data = _plane(app, listen, "data", config, tls)
+        async with _closing(gateway), keeping, telemetry.writing(), trio.open_nursery() as nursery:
             nursery.start_soon(arrivals.run)
-            for reclaimer in gateway.reclaimers.values():
-                nursery.start_soon(reclaimer.run)
+            fleet = Fleet(gateway, nursery)
+            reloader = Reloader(
+                gateway,
+                fleet,
+                load=load,
+                make=lambda new, number: make_engines(new, arrivals, only=number)[0],
+                tls=make_tls,
+                applied=_Applied(app, data, tls),
+            )
+            await fleet.probe([engine for engine in engines if engine.learns])
             for engine in engines:
-                probes = Probes(engine, gateway.requests, gateway.admission.wake)
-                if engine.learns:
-                    await probes.learn()
-                nursery.start_soon(probes.run)
+                fleet.look_after(engine)
+            control = _plane(control_plane(gateway, telemetry, reloader), [admin], "control", config)
+            service = Service(tuple(each.name for each in listen), admin.name, gateway, reloader)
             await nursery.start(data.serve)
             await nursery.start(control.serve)
             task_status.started(service)
@@ -108,12 +101,58 @@ async def run(
             await _drain(gateway, data)
             await control.close()
             nursery.cancel_scope.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """Tells those of a new configuration who don't look at it each time."""
+
+    app: DataPlane
+    data: Plane
+    tls: ssl.SSLContext | None
+
+    def __call__(self, new: Config) -> None:
+        if self.tls is not None and new.server.tls is not None:
+            self.tls.load_cert_chain(new.server.tls.certificate, new.server.tls.key)
+        self.app.budget.resize(new.server.bodies_bytes)
+        self.data.most_connections = new.server.max_connections
+
+
+@contextmanager
+def _bound(config: Config, scheme: str) -> Iterator[tuple[list[Listener], Listener]]:
+    """Listen on the API's addresses and the control plane's, until the block is left."""
+    with ExitStack() as listening:
+
+        def listen(address: str, scheme: str = "http") -> Listener:
+            listener = bind(address, scheme=scheme)
+            listening.callback(listener.socket.close)
+            return listener
+
+        yield [listen(address, scheme) for address in config.server.listen], listen(config.server.admin)
+
+
+@asynccontextmanager
+async def _closing(gateway: Gateway) -> AsyncIterator[None]:
+    """Close all engines' idle connections on leaving."""
+    try:
+        yield
     finally:
-        for listener in listeners:
-            listener.socket.close()
-        with trio.move_on_after(1, shield=True):
-            for engine in engines:
-                await engine.transport.aclose()
+        for engine in (*gateway.engines, *gateway.retiring):
+            await close(engine)
+
+
+def _plane(
+    app: Any, listeners: list[Listener], name: str, config: Config, tls: ssl.SSLContext | None = None
+) -> Plane:
+    most = config.server.max_connections if name == "data" else _ADMIN_CONNECTIONS
+    return Plane(
+        app,
+        listeners,
+        name=name,
+        tls=tls,
+        most_connections=most,
+        stall_seconds=config.stream.stall_seconds,
+    )
 
 
 async def _drain(gateway: Gateway, data: Plane) -> None:
@@ -129,19 +168,23 @@ async def _drain(gateway: Gateway, data: Plane) -> None:
         with trio.move_on_after(DRAIN_FAREWELL_SECONDS + 0.25):
             await gateway.requests.none_left()
     with trio.move_on_after(_RECLAIM_SECONDS):
-        for reclaimer in gateway.reclaimers.values():
+        for reclaimer in tuple(gateway.reclaimers.values()):
             await reclaimer.none_left()
     await data.close()
 
 
-def make_engines(config: Config, arrivals: Arrivals | None = None) -> list[Engine]:
-    """Make all engines of the configuration. ``arrivals``, if given, has to be running.
+def make_engines(
+    config: Config, arrivals: Arrivals | None = None, *, only: int | None = None
+) -> list[Engine]:
+    """Make all engines of the configuration, or ``only`` one. ``arrivals``, if given, has to be running.
 
     Raises ConfigError when a ``ca`` can't be used.
     """
     seconds = config.stream.connect_seconds
     engines = []
     for number, settings in enumerate(config.engines):
+        if only not in (None, number):
+            continue
         with _fault_of(f"engine[{number}].ca"):
             engines.append(
                 make_engine(settings, connect_seconds=seconds, arrivals=arrivals, health=config.health)

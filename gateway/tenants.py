@@ -32,20 +32,23 @@ class Tenant:
     """A tenant: its share of the queue, its rates, its models."""
 
     def __init__(self, settings: config.Tenant) -> None:
-        self.settings = settings
         self.name = settings.name
-        self.share = Share(
-            settings.name,
-            weight=settings.weight,
-            priority=CLASSES.index(settings.priority),
-            slots=settings.slots,
-            queue=settings.queue,
-        )
-        self._requests = Rate(settings.requests_per_minute) if settings.requests_per_minute else None
-        self._tokens = Rate(settings.tokens_per_minute) if settings.tokens_per_minute else None
+        self.share = Share(settings.name)
+        self._requests: Rate | None = None
+        self._tokens: Rate | None = None
+        self.apply(settings)
 
     def __repr__(self) -> str:
         return f"<Tenant {self.name}>"
+
+    def apply(self, settings: config.Tenant) -> None:
+        """Have these settings from now on. A rate that stays the same remembers what was taken."""
+        self.settings, share = settings, self.share
+        share.weight, share.priority = settings.weight, CLASSES.index(settings.priority)
+        share.slots, share.queue = settings.slots, settings.queue
+        share.unpark()
+        self._requests = _rate(self._requests, settings.requests_per_minute)
+        self._tokens = _rate(self._tokens, settings.tokens_per_minute)
 
     def may_use(self, model: str | None) -> bool:
         """Whether it may use a model; None is a body that names none."""
@@ -100,7 +103,20 @@ class Tenants:
     """All tenants, by their keys."""
 
     def __init__(self, settings: Iterable[config.Tenant]) -> None:
-        self.all = tuple(Tenant(each) for each in settings)
+        self._names: dict[str, Tenant] = {}
+        self.apply(settings)
+
+    def apply(self, settings: Iterable[config.Tenant]) -> None:
+        """Have these tenants from now on; who was there keeps his place and his debts."""
+        tenants = []
+        for each in settings:
+            tenant = self._names.get(each.name)
+            if tenant is None:
+                tenant = Tenant(each)
+            else:
+                tenant.apply(each)
+            tenants.append(tenant)
+        self.all = tuple(tenants)
         self._names = {tenant.name: tenant for tenant in self.all}
         self._owners = {
             bytes.fromhex(key.removeprefix("sha256:")): tenant
@@ -138,6 +154,12 @@ class Tenants:
 
 
 _WITH_KEYS = frozenset({b"authorization", b"x-api-key"})
+
+
+def _rate(before: Rate | None, per_minute: int) -> Rate | None:
+    if before is not None and before.per_minute == per_minute:
+        return before
+    return Rate(per_minute) if per_minute else None
 
 
 def without_keys(headers: Sequence[tuple[bytes, bytes]]) -> RawHeaders:

@@ -25,8 +25,8 @@ class Stage:
     model: str | None = None
 
     def without(self, tried: Sequence[Engine]) -> tuple[Engine, ...]:
-        """Return the engines that haven't been ``tried`` and that no operator keeps requests from."""
-        return tuple(each for each in self.engines if each not in tried and not each.health.drained)
+        """Return the engines that haven't been ``tried`` and that are in use."""
+        return tuple(each for each in self.engines if each not in tried and each.in_use)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -36,7 +36,8 @@ class Ticket(Waiter):
     It is kept across retries, and with it the place and the ``deadline`` (Trio's clock), which
     may be ``hurried`` by its client. ``tokens`` is what it may need of an engine's KV cache, for its
     prompt (an estimate) and for its answers. ``engines`` are those that it waits for now, ``pick`` chooses
-    among them, and ``answered`` is told of the one that has begun to answer.
+    among them, and ``answered`` is told of the one that has begun to answer. ``where`` makes the stages
+    anew when engines or routes have changed.
     """
 
     stages: Sequence[Stage]
@@ -45,6 +46,7 @@ class Ticket(Waiter):
     tried: list[Engine] = field(default_factory=list)
     pick: Pick = least_loaded
     answered: Callable[[Engine], None] | None = None
+    where: Callable[[], Sequence[Stage]] | None = None
     deadline: float
     came: float
     tokens: tuple[int, int] = (0, 0)
@@ -62,6 +64,11 @@ class Ticket(Waiter):
         rest = [Stage(left, each.model) for each in self.stages if (left := each.without(self.tried))]
         up = (each for each in rest if any(_is_up(engine, now) for engine in each.engines))
         return next(up, rest[0] if rest else None)
+
+    def replan(self) -> None:
+        """Engines or routes have changed: make the stages anew."""
+        if self.where is not None:
+            self.stages = fitting(self.where(), self.cost, sum(self.tokens))
 
     def go(self, stage: Stage) -> None:
         """Wait for the engines of ``stage`` from now on."""
@@ -97,7 +104,16 @@ def view_of(engine: Engine) -> View:
     )
 
 
-def holds(engine: Engine, cost: int, tokens: int) -> bool:
+def fitting(stages: Sequence[Stage], cost: int, tokens: int) -> list[Stage]:
+    """Return of ``stages`` the engines that a request could ever fit."""
+    found = [
+        Stage(tuple(each for each in stage.engines if _holds(each, cost, tokens)), stage.model)
+        for stage in stages
+    ]
+    return [stage for stage in found if stage.engines]
+
+
+def _holds(engine: Engine, cost: int, tokens: int) -> bool:
     """Whether a request could ever fit."""
     ledger = engine.ledger
     return cost <= ledger.slots and (not ledger.kv_tokens or tokens <= ledger.kv_tokens)

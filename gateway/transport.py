@@ -146,6 +146,10 @@ class HttpxTransport:
         finally:
             await answer.aclose()
 
+    def connect_within(self, seconds: float) -> None:
+        """Take so long to make a connection; see :meth:`gateway.engine.Transport.connect_within`."""
+        self._timeout = {**self._timeout, "connect": seconds or None}
+
     async def aclose(self) -> None:
         """Close the idle connections."""
         await self._kept.aclose()

@@ -182,6 +182,8 @@ class FakeTransport:
             one.closed_at = trio.current_time()
             self._happened.append(f"{self._name} closed {number}")
 
+    def connect_within(self, seconds: float) -> None: ...
+
     async def aclose(self) -> None:
         """Nothing is idle here."""
 

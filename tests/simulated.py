@@ -109,6 +109,8 @@ class SimulatedEngine:
         self._started = now + down
         self._down_until = now + down
 
+    def connect_within(self, seconds: float) -> None: ...
+
     async def aclose(self) -> None:
         """Nothing is idle here."""
 

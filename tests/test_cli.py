@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 import gateway
-from gateway import cli
+from gateway import cli, reload
 from gateway.cli import main
 from tests.conftest import Tls
 
@@ -175,11 +175,26 @@ def test_second_signal_ends_it_now(write: Write, monkeypatch: pytest.MonkeyPatch
     assert log.events == ["ready", "second signal: ending now"]
 
 
-def test_hangup_is_no_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log(signal.SIGHUP, signal.SIGTERM)
+@pytest.mark.parametrize(("slots", "event"), [("1", "reloaded"), ("0", "reload failed, nothing is changed")])
+def test_hangup_reloads(slots: str, event: str, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(write())
+
+    class Operator(Log):
+        def info(self, event: str, **more: Any) -> None:
+            self.events.append(event)
+            if event == "ready":
+                path.write_text(path.read_text().replace("slots = 1", f"slots = {slots}"))
+                signal.raise_signal(signal.SIGHUP)
+            elif len(self.events) == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+        error = info
+
+    log = Operator()
     monkeypatch.setattr(cli, "log", log)
-    assert main(["serve", "--config", write()]) == 0
-    assert log.events == ["ready", "reloading is not supported; restart to apply a new configuration"]
+    monkeypatch.setattr(reload, "log", log)
+    assert main(["serve", "--config", str(path)]) == 0
+    assert log.events == ["ready", event]
 
 
 def test_configuration_file_is_the_one_here_by_default(

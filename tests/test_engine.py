@@ -21,6 +21,8 @@ class NoWay:
         self.calls.append(call)
         raise ConnectionError
 
+    def connect_within(self, seconds: float) -> None: ...
+
     async def aclose(self) -> None:
         """Nothing is idle here."""
 

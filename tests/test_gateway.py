@@ -26,6 +26,8 @@ class NoWay:
     def open(self, call: object) -> None:
         raise AssertionError("nothing here calls an engine")
 
+    def connect_within(self, seconds: float) -> None: ...
+
     async def aclose(self) -> None:
         """Nothing is idle here."""
 

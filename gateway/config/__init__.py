@@ -1,5 +1,6 @@
 """`config.toml`: its schema, the strict reading of it, and how it is shown."""
 
+from gateway.config.changes import Change, changes
 from gateway.config.faults import ConfigError, Fault
 from gateway.config.load import load, parse
 from gateway.config.schema import (
@@ -22,6 +23,7 @@ from gateway.config.values import MASK, Kind, Priority, Reclaim
 __all__ = [
     "MASK",
     "Admission",
+    "Change",
     "Config",
     "ConfigError",
     "Engine",
@@ -38,6 +40,7 @@ __all__ = [
     "Tenant",
     "Tls",
     "Usage",
+    "changes",
     "load",
     "parse",
     "show",

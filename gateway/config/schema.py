@@ -1,8 +1,8 @@
 """Every key of `config.toml`: its name, type, range, default and meaning.
 
-The ranges and formats in these types (`values`) are what `walk` checks and what `show` masks by; `config.toml`
-at the top of the repository shows the same keys to operators, and a test holds the two together. Durations are in
-keys that end in `_seconds`, sizes in keys that end in `_bytes`.
+The ranges and formats in these types (`values`) are what `walk` checks and what `show` masks by;
+`config.toml` at the top of the repository shows the same keys to operators, and a test holds the two
+together. Durations are in keys that end in `_seconds`, sizes in keys that end in `_bytes`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def show(config: Config) -> str:
 def _table(lines: list[str], header: str, path: str, info: ins.StructType, table: object) -> None:
     lines += ["", header]
     # A table's own keys come before its subtables, or they would belong to those.
-    for field in sorted(info.fields, key=lambda field: _struct(field.type) is not None):
+    for field in sorted(info.fields, key=lambda field: _is_table(field.type)):
         _field(lines, field.name, field.type, getattr(table, field.name), path)
 
 
@@ -62,6 +62,10 @@ def _value(info: ins.Type, value: Any) -> str:
             return quote(value)
         case _:
             return str(value)
+
+
+def _is_table(info: ins.Type) -> bool:
+    return _struct(info.item_type if isinstance(info, ins.VarTupleType) else info) is not None
 
 
 def _struct(info: ins.Type) -> ins.StructType | None:

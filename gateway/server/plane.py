@@ -64,7 +64,7 @@ class Plane:
         )
         self._listeners = listeners
         self._tls = tls
-        self._most_connections = most_connections
+        self.most_connections = most_connections
         self._released = trio.Event()
 
     @property
@@ -114,7 +114,7 @@ class Plane:
                 nursery.cancel_scope.cancel()
 
     async def _connected(self, stream: Any) -> None:
-        if self.connections >= self._most_connections:
+        if self.connections >= self.most_connections:
             self._faults.note("connection refused", f"{self.connections} connections are open")
             await trio.aclose_forcefully(stream)
             return

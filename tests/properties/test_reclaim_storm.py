@@ -59,6 +59,8 @@ class Way:
         page = f"vllm:num_requests_running {self.busy}\nvllm:num_requests_waiting 0\n"
         yield Answer(500 if mood < 0.2 else 200, pieces(page.encode()), b"text/plain")
 
+    def connect_within(self, seconds: float) -> None: ...
+
     async def aclose(self) -> None:
         """Nothing is idle here."""
 

@@ -36,6 +36,10 @@ class Gateway:
         self.records: list[Record] = []
         self._notes = Notes()
         self.ended = trio.Event()
+        self.sections: dict[str, dict[str, Any]] = {}
+        self.engines: list[dict[str, Any]] = []
+        self.tenants: list[Section] = []
+        self.routes: list[Section] = []
 
     @property
     def url(self) -> str:
@@ -56,6 +60,15 @@ class Gateway:
 
     async def recorded(self, count: int, **fields: Any) -> None:
         await self._notes.until(lambda: len(self.matching(**fields)) >= count)
+
+    # Its configuration: what a test changes here a reload finds.
+
+    def load(self) -> config.Config:
+        text = toml_of(self.sections, self.engines, self.tenants, self.routes)
+        return config.parse(text, file="test.toml", environ={})
+
+    async def reload(self) -> Answer:
+        return await self.admin("/admin/reload", "POST")
 
     # The control plane.
 
@@ -153,7 +166,7 @@ def toml_value(value: Any) -> str:
 
 def toml_of(
     sections: Mapping[str, Section],
-    engines: list[Section],
+    engines: Sequence[Section],
     tenants: Sequence[Section] = (),
     routes: Sequence[Section] = (),
 ) -> str:
@@ -212,15 +225,14 @@ async def running_gateway(
         "health": {"probe_seconds": 0, **(health or {})},
         "retry": retry or {},
     }
-    cfg = config.parse(
-        toml_of(sections, [entry(e, engine or {}) for e in engines], tenants, routes),
-        file="test.toml",
-        environ={},
-    )
     gateway = Gateway()
+    gateway.sections = {name: dict(section) for name, section in sections.items()}
+    gateway.engines = [dict(entry(e, engine or {})) for e in engines]
+    gateway.tenants, gateway.routes = list(tenants), list(routes)
+    cfg = gateway.load()
 
     async def gateway_to_its_end(*, task_status: trio.TaskStatus[Service]) -> None:
-        await run(cfg, sink=gateway.take_record, task_status=task_status)
+        await run(cfg, sink=gateway.take_record, load=gateway.load, task_status=task_status)
         gateway.ended.set()
 
     scripted = [e for e in engines if isinstance(e, ScriptedEngine)]

@@ -1,0 +1,123 @@
+"""Changing the configuration of a running gateway: read, check, probe, then switch in one step.
+
+What can't be done leaves everything as it was. Running streams are never touched.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from gateway.config import Change, Config, ConfigError, Fault, changes
+from gateway.engine import Engine
+from gateway.fleet import Fleet, Make
+from gateway.gateway import Gateway
+
+log = structlog.get_logger("gateway.reload")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a reload has done, or would do: a line for each change, and which engines don't answer."""
+
+    changes: tuple[Change, ...]
+    down: tuple[str, ...] = ()
+
+
+class Reloader:
+    """Reloads. ``load`` reads the configuration, ``make`` makes an engine of it, ``tls`` reads the
+    certificates; these three raise ConfigError. ``applied`` is told of the new configuration.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        fleet: Fleet,
+        *,
+        load: Callable[[], Config] | None,
+        make: Make,
+        tls: Callable[[Config], ssl.SSLContext | None],
+        applied: Callable[[Config], None],
+    ) -> None:
+        self._gateway = gateway
+        self._fleet = fleet
+        self._load = load
+        self._make = make
+        self._tls = tls
+        self._applied = applied
+        self._one_at_a_time = trio.Lock()
+        self._probed: set[Engine] = set()
+
+    async def reload(self, *, dry_run: bool = False) -> Report:
+        """Reload, or only say what that would do. Raises ConfigError; then nothing is changed."""
+        async with self._one_at_a_time:
+            try:
+                report = await self._reload(dry_run=dry_run)
+            except ConfigError as error:
+                if not dry_run:
+                    self._gateway.reloads.failed()
+                    log.error("reload failed, nothing is changed", faults=str(error).splitlines())
+                raise
+        if not dry_run:
+            self._gateway.reloads.done()
+            log.info("reloaded", changes=[change.text for change in report.changes], down=list(report.down))
+        return report
+
+    async def _reload(self, *, dry_run: bool) -> Report:
+        if self._load is None:
+            raise ConfigError((Fault("", "", "this gateway was started without a file"),))
+        new = await trio.to_thread.run_sync(self._load)
+        found = tuple(changes(self._gateway.config, new))
+        _refuse_what_needs_a_restart(self._gateway.config, new, found)
+        self._tls(new)  # Certificates that can't be used stop it here.
+        if dry_run:
+            return Report(found)
+        made: dict[int, Engine] = {}
+        engines = self._engines(new, made)
+        while unprobed := [engine for engine in made.values() if engine not in self._probed]:
+            self._probed.update(unprobed)
+            await self._fleet.probe(unprobed)
+            engines = self._engines(new, made)  # One that was on its way out may be gone by now.
+        self._switch(new, engines, list(made.values()))
+        self._probed.clear()
+        now = trio.current_time()
+        return Report(found, tuple(engine.name for engine in made.values() if not engine.health.takes(now)))
+
+    def _engines(self, new: Config, made: dict[int, Engine]) -> list[Engine]:
+        """Return the engines of a configuration, in order: those that there are, and new ones, by number."""
+        engines = []
+        for number, settings in enumerate(new.engines):
+            engine = made.get(number) or self._fleet.find(settings)
+            if engine is None:
+                engine = made[number] = self._make(new, number)
+            engines.append(engine)
+        return engines
+
+    def _switch(self, new: Config, engines: list[Engine], made: list[Engine]) -> None:
+        """The one step: no await from here to its end."""
+        self._applied(new)
+        gateway = self._gateway
+        before = gateway.engines
+        for engine, settings in zip(engines, new.engines, strict=True):
+            self._fleet.take_back(engine)
+            engine.apply(settings, new.health, connect_seconds=new.stream.connect_seconds)
+        gateway.apply(new, engines)
+        for engine in made:
+            self._fleet.look_after(engine)
+        for engine in before:
+            if engine not in engines:
+                self._fleet.retire(engine)
+        gateway.replan()
+
+
+def _refuse_what_needs_a_restart(old: Config, new: Config, found: tuple[Change, ...]) -> None:
+    keys = {change.key for change in found if change.needs_restart}
+    if (old.server.tls is None) == (new.server.tls is None):
+        keys.discard("server.tls")
+    if keys:
+        hint = "restart the gateway to change it"
+        raise ConfigError(tuple(Fault("", key, "a reload can't change this", hint) for key in sorted(keys)))
