@@ -148,7 +148,6 @@ class Admission:
     def give_back(self, engine: Engine, slot: Slot) -> None:
         """Return a slot, and grant in the same step whoever can go now."""
         engine.ledger.give_back(slot)
-        engine.health.neutral(slot)
         self.queue.release(self._granted.pop(slot), trio.current_time())
         self._grant()
 
@@ -204,7 +203,9 @@ class Admission:
         except trio.Cancelled:
             # The client has left. A slot granted in the same tick passes on.
             if ticket.seat is not None:
-                self.give_back(*ticket.seat)
+                engine, slot = ticket.seat
+                engine.health.neutral(slot)
+                self.give_back(engine, slot)
                 ticket.seat = None
             raise
         finally:

@@ -68,9 +68,10 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
         with clock.scope:
             async with AsyncExitStack() as afterwards:
                 async with work.gateway.admission.slot(work.ticket, waiting=request.queued) as (engine, slot):
+                    work.at = engine, slot
                     # Who has left, or was stopped, in the same tick as it got here isn't dispatched any more.
                     await trio.lowlevel.checkpoint_if_cancelled()
-                    with work.attempt(engine, slot) as attempt:
+                    with work.attempt() as attempt:
                         clock.called(request.dispatched_at)
                         async with AsyncExitStack() as call:
                             answer = await call.enter_async_context(attempt.open(work.body, fresh, clock))

@@ -22,7 +22,7 @@ from gateway.tickets import Ticket
 class Work:
     """What the reader needs of one inference request. ``fields`` are its body's, as they stand there.
 
-    ``at`` is who was called last, and ``goes_on`` says that another will be.
+    ``at`` is the engine that has granted a slot, and that slot; ``goes_on`` says that another will be.
     """
 
     nursery: trio.Nursery
@@ -41,9 +41,10 @@ class Work:
             self.goes_on = self.gateway.goes_elsewhere(self.request, self.ticket, self.at[0])
         return self.goes_on
 
-    def attempt(self, engine: Engine, slot: Slot) -> Attempt:
-        """Begin to call an engine, on a slot of it."""
-        self.at = engine, slot
+    def attempt(self) -> Attempt:
+        """Begin to call the engine, on the slot of it that it is ``at``."""
+        assert self.at is not None
+        engine, slot = self.at
         request, model = self.request, self.ticket.model
         request.dispatched(engine.name, model)
         return Attempt(

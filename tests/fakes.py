@@ -184,8 +184,7 @@ class FakeTransport:
 
     def connect_within(self, seconds: float) -> None: ...
 
-    async def aclose(self) -> None:
-        """Nothing is idle here."""
+    async def aclose(self) -> None: ...
 
 
 class FakeClient:

@@ -18,6 +18,9 @@ STATUSES = {100, 200, 400, 401, 403, 404, 405, 408, 413, 414, 417, 429, 431, 501
 
 FLOOD = "connection ended by FloodError"
 
+EJECTED = "engine ejected"
+"""What hostile engines deserve; those of bystanders fail nobody."""
+
 
 class Harm(Exception):  # noqa: N818 - it is what was done
     """Somebody was harmed, or something broke."""
@@ -41,7 +44,11 @@ class Logs:
 
     def take(self) -> list[str]:
         """The lines since the last look."""
-        loud = [line for line in self.own if line["log_level"] not in ("debug", "info")]
+        loud = [
+            line
+            for line in self.own
+            if line["log_level"] not in ("debug", "info") and line["event"] != EJECTED
+        ]
         lines = [f"{line['event']}" + (f": {line['detail']}" if "detail" in line else "") for line in loud]
         lines += self.others
         self.own.clear()

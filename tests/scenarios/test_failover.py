@@ -59,6 +59,20 @@ async def test_what_one_engine_fails_at_another_does(script: Script) -> None:
         assert (await gateway.metrics())["gateway_retries_total"] == 1
 
 
+@pytest.mark.parametrize("script", [Status(503), RESET_AFTER_HEAD, Raw([End.FIN]), ERROR_FIRST])
+async def test_an_engine_that_always_fails_gets_trials_only(script: Script) -> None:
+    bad, good = pair(script)
+    async with running_gateway(bad, good, health={"backoff_seconds": 0.05}, retry={"floor": 100}) as gateway:
+        since = trio.current_time()
+        for _ in range(100):
+            assert (await ask(gateway)).status == 200
+        seconds = trio.current_time() - since
+        trials = 0
+        while 0.05 * (2**trials - 1) < seconds:
+            trials += 1
+        assert 3 <= len(bad.calls) <= 3 + trials
+
+
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 500, 501])
 async def test_what_every_engine_would_refuse_goes_to_one(status: int) -> None:
     bad, good = pair(Status(status))
