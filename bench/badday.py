@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -31,11 +32,9 @@ BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-REFUSAL = (
-    b'HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: 26\r\n%b\r\n{"error":{"message":"no"}}'
-)
+REFUSAL = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: 2\r\n%b\r\n{}"
 
-Answer = Callable[[trio.SocketStream], Awaitable[None]]
+Answer = Callable[[trio.SocketStream], Coroutine[Any, Any, None]]
 
 
 def chunk(data: bytes) -> bytes:

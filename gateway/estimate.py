@@ -6,7 +6,7 @@ import re
 from math import inf
 
 from gateway.headers import Fields
-from gateway.peek import Peek
+from gateway.peek import MAX_TOKENS, Peek
 from gateway.request import Request
 from gateway.usage import prompt_size, usage_of
 
@@ -23,16 +23,20 @@ class Estimator:
     def __init__(self, default: int) -> None:
         self._default = default
 
-    def tokens(self, seen: Peek, body: bytes) -> tuple[int, int]:
+    def tokens(self, path: str, seen: Peek, body: bytes) -> tuple[int, int]:
         """Return how many tokens a request may need: its prompt, and the answers it asks for."""
-        return prompt_size(body, seen.fields)[0], (seen.max_tokens or self._default) * seen.sequences
+        answers = (seen.max_tokens or self._default) * seen.sequences
+        return prompt_size(path, body, seen.fields)[0], min(answers, MAX_TOKENS)
 
 
-def used_tokens(request: Request) -> int:
-    """Return how many tokens a request has used, as far as that can be told."""
+def used_tokens(request: Request) -> int | None:
+    """Return how many tokens a request has used; None if that can't be told."""
     usage = usage_of(request.meter)
-    completion = request.tail.events if usage.completion is None else usage.completion
-    return (usage.prompt or 0) + completion
+    if usage.completion is not None:
+        return (usage.prompt or 0) + usage.completion
+    if request.meter is not None and request.meter.refused:
+        return usage.prompt or 0
+    return None
 
 
 def client_timeout(headers: Fields) -> float:

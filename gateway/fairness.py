@@ -3,7 +3,8 @@
 Pure and synchronous; ``now`` is an argument. What is shared out fairly is service received, in
 slot-seconds over a tenant's weight. It is start-time fair queuing (Goyal, Vin and Cheng, 1996): a
 tenant's next request starts, in virtual time, where its last one ended, but not before what was
-served last has started, so that nobody saves up while he asks for nothing. What a request will
+served last has started, so that nobody saves up while he asks for nothing. Engines that no request
+may choose between are told apart: each such pool has its own virtual time. What a request will
 take is estimated when it is granted, counted on while it runs and corrected when its slot is
 free again, whatever the engine did with it until then: an abort storm costs the tenant that makes
 it.
@@ -23,7 +24,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
-from gateway.lanes import Lane, Share, Waiter
+from gateway.lanes import Lane, Pool, Share, Waiter
 
 FIRST_ESTIMATE = 1.0
 """Seconds that a slot is taken to be held while nothing is known."""
@@ -57,8 +58,8 @@ class Queue:
         self._running: set[Waiter] = set()
         self._typical = FIRST_ESTIMATE
         """The same, for what is charged in advance: as a geometric mean, which forgets long ones soon."""
-        self._virtual = [0.0 for _ in CLASSES]
-        """By class: when what was served last has started."""
+        self._pools: dict[Hashable, Pool] = {}
+        self._lanes_made = 0
         self._accrued = -inf
         self._released = 0
         self._size = 0
@@ -79,14 +80,17 @@ class Queue:
     def add(self, waiter: Waiter, now: float) -> None:
         """Have one wait."""
         share = waiter.share
-        if not share.waiters and not share.held:
-            share.virtual = max(share.virtual, self._virtual[share.priority])
-        waiter.level, waiter.since, waiter.queued = share.priority, now, True
+        if waiter.returns:
+            waiter.level = max(waiter.level, share.priority)
+            self._arrived[waiter.level].appendleft(waiter)
+        else:
+            waiter.level, waiter.since = share.priority, now
+            self._arrived[waiter.level].append(waiter)
+        waiter.queued = True
         share.add(waiter)
         self._crowds.grown(share)
         self._size += 1
         self._lane(waiter).add(waiter)
-        self._arrived[waiter.level].append(waiter)
 
     def seat_now(self, waiter: Waiter, seat: Seat, now: float) -> bool:
         """Seat one for which there is nobody to wait for; say whether that could be done.
@@ -96,8 +100,7 @@ class Queue:
         share = waiter.share
         if self._size or not share.may_hold(waiter.cost) or not seat(waiter, set()):
             return False
-        if not share.held:
-            share.virtual = max(share.virtual, self._virtual[share.priority])
+        self._pool(waiter.lane).lift(share)
         waiter.level = share.priority
         self._begun(waiter, now)
         return True
@@ -118,13 +121,15 @@ class Queue:
     def remove(self, waiter: Waiter) -> None:
         """Take one out who leaves or has given way. Nothing happens if it doesn't wait."""
         if waiter.queued:
-            self._lane(waiter).remove(waiter)
             self._left(waiter)
 
     @contextmanager
     def moving(self, waiter: Waiter) -> Iterator[None]:
         """The lane of one that waits is changed meanwhile; its place in the order stays."""
-        self._lane(waiter).remove(waiter)
+        lane = self._lane(waiter)
+        lane.remove(waiter)
+        if lane.empty:
+            del self._lanes[waiter.lane]
         yield
         self._lane(waiter).add(waiter)
 
@@ -152,7 +157,6 @@ class Queue:
             waiter = head[3]
             if not seat(waiter, kept):
                 continue
-            lane.remove(waiter)
             self._left(waiter)
             self._begun(waiter, now)
             if (head := lane.head()) is not None:
@@ -180,10 +184,31 @@ class Queue:
     def _lane(self, waiter: Waiter) -> Lane:
         lane = self._lanes.get(waiter.lane)
         if lane is None:
-            lane = self._lanes[waiter.lane] = Lane(len(CLASSES), len(self._lanes))
+            self._lanes_made += 1
+            lane = self._lanes[waiter.lane] = Lane(len(CLASSES), self._lanes_made, self._pool(waiter.lane))
         return lane
 
+    def _pool(self, lane: Hashable) -> Pool:
+        """Return the pool of a lane's engines; a lane with engines of several makes them one."""
+        engines = lane if isinstance(lane, tuple) else (lane,)
+        found = list(dict.fromkeys(self._pools[each] for each in engines if each in self._pools))
+        if len(found) == 1 and all(each in self._pools for each in engines):
+            return found[0]
+        pool = found[0] if found else Pool(len(CLASSES))
+        for other in found[1:]:
+            pool.take_over(other)
+            for each in self._lanes.values():
+                if each.pool is other:
+                    each.join(pool)
+            self._pools = {key: pool if each is other else each for key, each in self._pools.items()}
+        self._pools.update(dict.fromkeys(engines, pool))
+        return pool
+
     def _left(self, waiter: Waiter) -> None:
+        lane = self._lanes[waiter.lane]
+        lane.remove(waiter)
+        if lane.empty:
+            del self._lanes[waiter.lane]
         waiter.queued = False
         waiter.share.waiters.pop(waiter.number)
         self._crowds.shrunk(waiter.share)
@@ -191,7 +216,9 @@ class Queue:
 
     def _begun(self, waiter: Waiter, now: float) -> None:
         share = waiter.share
-        self._virtual[waiter.level] = max(self._virtual[waiter.level], share.virtual)
+        waiter.ran, pool = waiter.lane, self._pool(waiter.lane)
+        if waiter.level == share.priority:  # Who was promoted brings the time of his own class.
+            pool.clock[waiter.level] = max(pool.clock[waiter.level], pool.virtual[share])
         self._running.add(waiter)
         share.held += waiter.cost
         waiter.returns, waiter.seated, waiter.charged = True, now, 0.0
@@ -200,10 +227,12 @@ class Queue:
     def _charge(self, waiter: Waiter, seconds: float) -> None:
         waiter.charged += seconds
         share = waiter.share
-        share.virtual += seconds * waiter.cost / share.weight
+        pool = self._pool(waiter.ran)
+        pool.virtual[share] += seconds * waiter.cost / share.weight
         if seconds < 0:
             for lane in self._lanes.values():
-                lane.refresh(share)
+                if lane.pool is pool:
+                    lane.refresh(share)
 
     def _accrue(self, now: float) -> None:
         """Count what has run for longer than it was taken to."""

@@ -207,7 +207,7 @@ class Gateway:
                 param="model",
             )
         now = trio.current_time()
-        tokens = self.estimator.tokens(plan.seen, body)
+        tokens = self.estimator.tokens(plan.route.path, plan.seen, body)
         request.reserved_tokens = sum(tokens)
         ticket = self.admission.ticket(
             plan.stages,
@@ -241,7 +241,7 @@ class Gateway:
         if tenant is None or charge is None:
             return
         now = trio.current_time()
-        if request.dispatched_to_engine:
+        if request.meter is not None:  # An engine was sent it.
             tenant.correct(charge, used_tokens(request), now)
         else:
             tenant.refund(charge, now)

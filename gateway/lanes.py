@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
@@ -14,8 +14,7 @@ class Share:
     """A tenant, as the queue knows it.
 
     ``priority`` is the number of its class, ``slots`` how many it may hold, ``queue`` how many of
-    its requests may wait; 0: any. ``virtual`` is the virtual time at which its next request
-    starts, ``held`` counts its slots, those being reclaimed and ghosts' too.
+    its requests may wait; 0: any. ``held`` counts its slots, those being reclaimed and ghosts' too.
     """
 
     name: str
@@ -23,7 +22,6 @@ class Share:
     priority: int = 1
     slots: int = 0
     queue: int = 0
-    virtual: float = 0.0
     held: int = 0
     waiters: OrderedDict[int, Waiter] = field(default_factory=OrderedDict)
     parked: set[tuple[Lane, int]] = field(default_factory=set)
@@ -57,7 +55,7 @@ class Waiter:
 
     ``level`` is the class that it waits in and ``since`` when it came there; ``returns``: it was
     seated before. ``seated`` is when its slots were granted, ``charged`` how many seconds of them
-    have been counted.
+    have been counted, and ``ran`` the lane that it came from.
     """
 
     number: int
@@ -70,6 +68,7 @@ class Waiter:
     returns: bool = False
     seated: float = 0.0
     charged: float = 0.0
+    ran: Hashable = None
 
 
 def _put_in_order(waiters: OrderedDict[int, Waiter], waiter: Waiter) -> None:
@@ -84,6 +83,38 @@ def _put_in_order(waiters: OrderedDict[int, Waiter], waiter: Waiter) -> None:
                 waiters.move_to_end(other)
 
 
+class Pool:
+    """Engines that have lanes in common. What one pool gives says nothing of what is due in another.
+
+    ``virtual`` is, for each tenant, the virtual time at which its next request starts; ``clock``, by
+    class, when what was served last has started.
+    """
+
+    def __init__(self, levels: int) -> None:
+        self.clock = [0.0] * levels
+        self.virtual: dict[Share, float] = {}
+        self._waiting: Counter[Share] = Counter()
+
+    def waits(self, share: Share, more: int) -> None:
+        """So many more of a tenant wait."""
+        self._waiting[share] += more
+        if not self._waiting[share]:
+            del self._waiting[share]
+
+    def lift(self, share: Share) -> None:
+        """One more of a tenant comes: it has saved up nothing while none of it waited."""
+        if share not in self._waiting:
+            self.virtual[share] = max(self.virtual.get(share, 0.0), self.clock[share.priority])
+
+    def take_over(self, other: Pool) -> None:
+        """A lane connects both: from now on they are one, and what was served last in each was so at once."""
+        ahead = max(self.clock) - max(other.clock)
+        self.clock = [max(ours, theirs + ahead) for ours, theirs in zip(self.clock, other.clock, strict=True)]
+        for share, virtual in other.virtual.items():
+            self.virtual[share] = max(self.virtual.get(share, 0.0), virtual + ahead)
+        self._waiting.update(other._waiting)
+
+
 Head = tuple[int, float, int, Waiter]
 """Who goes first in a lane: by class (below the highest first), virtual time, arrival."""
 
@@ -91,8 +122,9 @@ Head = tuple[int, float, int, Waiter]
 class Lane:
     """Waiters for the same engines. ``number`` orders lanes where nothing else does."""
 
-    def __init__(self, levels: int, number: int) -> None:
+    def __init__(self, levels: int, number: int, pool: Pool) -> None:
         self._number = number
+        self.pool = pool
         self._waiting: list[dict[Share, OrderedDict[int, Waiter]]] = [{} for _ in range(levels)]
         self._heaps: list[list[tuple[float, int, Share]]] = [[] for _ in range(levels)]
         self._entered: list[dict[Share, tuple[float, int]]] = [{} for _ in range(levels)]
@@ -103,6 +135,8 @@ class Lane:
 
     def add(self, waiter: Waiter) -> None:
         """Have one wait in its class."""
+        self.pool.lift(waiter.share)
+        self.pool.waits(waiter.share, 1)
         waiting = self._waiting[waiter.level].setdefault(waiter.share, OrderedDict())
         _put_in_order(waiting, waiter)
         if waiter.share not in self._entered[waiter.level]:
@@ -110,6 +144,7 @@ class Lane:
 
     def remove(self, waiter: Waiter) -> None:
         """Take one out."""
+        self.pool.waits(waiter.share, -1)
         waiting = self._waiting[waiter.level]
         waiting[waiter.share].pop(waiter.number)
         if not waiting[waiter.share]:
@@ -120,14 +155,27 @@ class Lane:
         """Have a share considered in a class, if it has somebody there."""
         if share in self._waiting[level]:
             self._ties += 1
-            self._entered[level][share] = (share.virtual, self._ties)
-            heappush(self._heaps[level], (share.virtual, self._ties, share))
+            virtual = self.pool.virtual[share]
+            self._entered[level][share] = (virtual, self._ties)
+            heappush(self._heaps[level], (virtual, self._ties, share))
 
     def refresh(self, share: Share) -> None:
         """A share's virtual time has gone back: what stands in the heaps would keep it behind."""
         for level, entered in enumerate(self._entered):
             if share in entered:
                 self.enter(share, level)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody waits."""
+        return not any(self._waiting)
+
+    def join(self, pool: Pool) -> None:
+        """Its pool has become a part of another."""
+        self.pool = pool
+        for entered in self._entered:
+            for share in tuple(entered):
+                self.refresh(share)
 
     def head(self) -> Head | None:
         """Return who goes first, of those whose tenants may hold what they ask for."""
@@ -138,9 +186,9 @@ class Lane:
                 if entered.get(share) != (virtual, tie):
                     heappop(heap)  # It has another entry, or nobody waits any more.
                     continue
-                if share.virtual != virtual:
-                    entered[share] = (share.virtual, tie)
-                    heapreplace(heap, (share.virtual, tie, share))
+                if (now := self.pool.virtual[share]) != virtual:
+                    entered[share] = (now, tie)
+                    heapreplace(heap, (now, tie, share))
                     continue
                 waiting = self._waiting[level][share]
                 waiter = waiting[next(iter(waiting))]

@@ -18,6 +18,7 @@ class Rate:
         self.per_minute = per_minute
         self._interval = MINUTE / per_minute
         self._owed_until = 0.0  # the theoretical arrival time
+        self._used_until = 0.0  # the same, of what has been used for certain
 
     def wait(self, amount: float, now: float) -> float:
         """Return in how many seconds ``amount`` may be taken; 0: now."""
@@ -25,8 +26,18 @@ class Rate:
         return max(0.0, start + min(amount, self.per_minute) * self._interval - MINUTE - now)
 
     def take(self, amount: float, now: float) -> None:
-        """Take ``amount``, whether it may be taken or not; less than 0 gives back."""
+        """Take ``amount`` in advance, whether it may be taken or not."""
         self._owed_until = max(self._owed_until, now) + amount * self._interval
+
+    def settle(self, taken: float, used: float, now: float) -> None:
+        """Of what was ``taken`` so much was ``used``.
+
+        What wasn't used is given back, but no more than is still owed for it: what others have used
+        meanwhile stays owed, however long ago this was taken.
+        """
+        self._used_until = max(self._used_until, now) + used * self._interval
+        owed = max(self._owed_until, now) + (used - taken) * self._interval
+        self._owed_until = max(owed, self._used_until)
 
     def left(self, now: float) -> int:
         """Return how much could be taken now."""

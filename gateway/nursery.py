@@ -61,6 +61,8 @@ async def serve(request: Request, client: Client, gateway: Gateway, compose: Com
             request.whole = nursery.cancel_scope
             nursery.start_soon(client.watch, request)
             response = await _response(nursery, request, compose)
+            if request.error is not None:
+                gateway.settle(request)
             gateway.tell_rates(request, response)
             await write(request, client, response, gateway.config.stream.heartbeat_seconds or inf)
             nursery.cancel_scope.cancel()

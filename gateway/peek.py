@@ -38,6 +38,13 @@ LOOKED_AT = frozenset(
         "return_progress",
         "rid",
         "request_id",
+        "messages",
+        "input",
+        "options",
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "n_predict",
     }
 )
 """Fields that are read here, or set for an engine."""
@@ -180,27 +187,37 @@ def _inputs(fields: Sequence[tuple[str, msgspec.Raw]], path: str) -> int:
 
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"})
 
+MAX_TOKENS = 10**9
+"""More than any engine makes; numbers beyond it are taken for it."""
+
 
 def _max_tokens(fields: Sequence[tuple[str, msgspec.Raw]]) -> int | None:
-    """Read how long the answer may be. It is an estimate's: what is of a wrong type the engine refuses."""
-    longest = None
+    """Read how long the answer may be: the most that any engine could understand.
+
+    Engines read numbers leniently: vLLM takes "100" and 1e2 for 100, Ollama any case of a name.
+    """
+    said = [_number(raw) for name, raw in fields if name in _LIMITS]
     for name, raw in fields:
-        if name in _LIMITS or name == "options":
+        if name == "options":
             try:
-                value = _LIMIT.decode(raw)
+                options = _OPTIONS.decode(raw)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 continue
-            number = value.num_predict if isinstance(value, _Options) else value
-            if number is not None and number > 0:
-                longest = max(longest or 0, number)
-    return longest
+            given = {key.casefold(): value for key, value in (options or {}).items()}
+            said += [_number(given["num_predict"])] if "num_predict" in given else []
+    return max((number for number in said if number is not None), default=None)
 
 
-class _Options(msgspec.Struct):
-    num_predict: int | None = None
+_OPTIONS = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+_NUMBER = msgspec.json.Decoder(int | float | str | None)
 
 
-_LIMIT = msgspec.json.Decoder(_Options | int | None)
+def _number(raw: msgspec.Raw) -> int | None:
+    try:
+        value = float(_NUMBER.decode(raw) or 0)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, OverflowError):
+        return None  # The engine refuses it.
+    return int(min(value, MAX_TOKENS)) if value >= 1 else None
 
 
 _FirstItems = msgspec.defstruct(

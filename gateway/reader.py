@@ -94,11 +94,8 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
     else:
         spool.end()
     finally:
-        work.over()
         commit.scope.cancel()
-        request.upstream_closed()
-        if commit.done:
-            work.gateway.settle(request)
+        work.over(committed=commit.done)
 
 
 async def _take_in(

@@ -71,22 +71,25 @@ class Tenant:
                 f" try again in {math.ceil(longest)} s.",
                 retry_after=max(1, math.ceil(longest)),
             )
-        self._take(1, tokens, now)
+        if self._requests is not None:
+            self._requests.take(1, now)
+        if self._tokens is not None:
+            self._tokens.take(tokens, now)
         return Charge(tokens)
 
     def refund(self, charge: Charge, now: float) -> None:
         """The request never reached an engine: it costs nothing."""
-        self._take(-1, -charge.tokens, now)
+        self._settle(charge, 0, 0, now)
 
-    def correct(self, charge: Charge, tokens: int, now: float) -> None:
-        """The request has used so many tokens, and not what was charged."""
-        self._take(0, tokens - charge.tokens, now)
+    def correct(self, charge: Charge, tokens: int | None, now: float) -> None:
+        """The request has used so many tokens, and not what was charged; None: nobody knows."""
+        self._settle(charge, 1, charge.tokens if tokens is None else tokens, now)
 
-    def _take(self, requests: int, tokens: int, now: float) -> None:
+    def _settle(self, charge: Charge, requests: int, tokens: int, now: float) -> None:
         if self._requests is not None:
-            self._requests.take(requests, now)
+            self._requests.settle(1, requests, now)
         if self._tokens is not None:
-            self._tokens.take(tokens, now)
+            self._tokens.settle(charge.tokens, tokens, now)
 
     def rate_headers(self, now: float) -> RawHeaders:
         """Say what is left, in the words that OpenAI's clients read."""

@@ -41,6 +41,9 @@ _TEXT_FIELDS = frozenset(
 )
 """Fields of a request that an engine makes a prompt of."""
 
+_IN_NUMBERS = {"/v1/completions": "prompt", "/v1/embeddings": "input"}
+"""Fields that may be lists of token numbers, by route."""
+
 _NOTHING_MADE = frozenset({"/v1/embeddings", "/v1/rerank", "/tokenize", "/api/embed"})
 """Routes whose answers hold nothing generated."""
 
@@ -110,7 +113,7 @@ class Meter:
         self, path: str, kind: str, stream: bool, body: bytes, fields: Iterable[tuple[str, msgspec.Raw]]
     ) -> None:
         self._path = path
-        self._prompt = prompt_size(body, fields)
+        self._prompt = prompt_size(path, body, fields)
         self._words = _words(path, kind)
         self._status = 0
         self._tail: Tail = NdjsonTail() if stream else Tail()
@@ -119,6 +122,11 @@ class Meter:
         self._first = b""
         self._last = b""
         self._line = b""
+
+    @property
+    def refused(self) -> bool:
+        """Whether the engine has answered with an error."""
+        return self._status >= 400
 
     def answered(self, status: int, tail: Tail) -> None:
         """The head of the answer is there, and ``tail`` watches its body."""
@@ -215,17 +223,24 @@ def usage_of(meter: Meter | None) -> Usage:
     return NOTHING if meter is None else meter.usage()
 
 
-def prompt_size(body: bytes, fields: Iterable[tuple[str, msgspec.Raw]]) -> tuple[int, Source]:
-    """Say how many tokens a prompt has that no engine has counted yet, from a body and its ``fields``."""
-    size = 0
+def prompt_size(path: str, body: bytes, fields: Iterable[tuple[str, msgspec.Raw]]) -> tuple[int, Source]:
+    """Say how many tokens a prompt has that no engine has counted yet, from a body and its ``fields``.
+
+    Everything counts that an engine may make a prompt of: what it would ignore costs its client only.
+    """
+    size, exact = 0, 0
     for name, raw in fields:
         if name in _TEXT_FIELDS:
             view = memoryview(raw)
-            if name in ("prompt", "input") and (exact := _token_numbers(view)) is not None:
-                return exact, Source.COUNTED
-            size += len(view)
+            numbers = _token_numbers(view) if _IN_NUMBERS.get(path) == name else None
+            if numbers is None:
+                size += len(view)
+            else:
+                exact += numbers
     size = max(0, size - _embedded(body))
-    return -(-size // _TEXT_BYTES_PER_TOKEN), Source.ESTIMATED
+    if exact and not size:
+        return exact, Source.COUNTED
+    return exact - (-size // _TEXT_BYTES_PER_TOKEN), Source.ESTIMATED
 
 
 def _token_numbers(view: memoryview) -> int | None:
@@ -237,14 +252,14 @@ def _token_numbers(view: memoryview) -> int | None:
 
 
 def _embedded(text: bytes) -> int:
-    """Measure the files in ``text``: base64 isn't what tokenizers see."""
-    size = at = 0
-    while (at := text.find(b";base64,", at)) >= 0:
-        end = text.find(b'"', at)
-        end = len(text) if end < 0 else end
-        size += end - at
-        at = end
-    return size
+    """Measure the files in ``text``: base64 isn't what tokenizers see.
+
+    Only where a field of its own holds one: within a text it is text.
+    """
+    return sum(found.end(1) - found.start(1) for found in _FILE.finditer(text))
+
+
+_FILE = re.compile(rb'"(?:url|image_url|file_data)"\s*:\s*"data:[^",]{0,200};base64,([A-Za-z0-9+/=_\\-]*+)"')
 
 
 _NUMBERS = re.compile(rb"[\s\[]*[0-9][0-9\s,\[\]]*")

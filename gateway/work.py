@@ -62,8 +62,11 @@ class Work:
             engine, slot = self.at
             engine.health.failed(slot, trio.current_time(), error.message, absent=error.absent)
 
-    def over(self) -> None:
+    def over(self, *, committed: bool) -> None:
         """The try is over; a trial that has said nothing of its engine is free for the next request."""
+        self.request.upstream_closed()
+        if committed:
+            self.gateway.settle(self.request)
         if self.at is not None:
             engine, slot = self.at
             engine.health.neutral(slot)

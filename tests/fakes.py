@@ -183,7 +183,6 @@ class FakeTransport:
             self._happened.append(f"{self._name} closed {number}")
 
     def connect_within(self, seconds: float) -> None: ...
-
     async def aclose(self) -> None: ...
 
 

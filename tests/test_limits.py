@@ -24,9 +24,36 @@ def test_what_is_given_back_may_be_taken() -> None:
     rate = Rate(10)
     rate.take(10, 5.0)
     assert rate.wait(1, 5.0) > 0
-    rate.take(-4, 5.0)
+    rate.settle(10, 6, 5.0)
     assert rate.left(5.0) == 4
     assert rate.wait(4, 5.0) == pytest.approx(0, abs=1e-9)
+
+
+def test_what_was_taken_long_ago_pays_for_nothing_that_was_used_since() -> None:
+    """Ten requests are held, one a minute; then each that is let go is to pay for one that really uses."""
+    rate, now, used = Rate(1000), 0.0, 0
+    for _ in range(10):
+        assert rate.wait(1000, now) == 0
+        rate.take(1000, now)
+        now += 61
+    for _ in range(10):
+        if rate.wait(1000, now) == 0:
+            rate.take(1000, now)
+            rate.settle(1000, 1000, now)
+            used += 1000
+        rate.settle(1000, 0, now)
+        now += 1
+    assert used == 1000
+
+
+def test_many_at_once_that_use_little_are_owed_little_for() -> None:
+    rate = Rate(1000)
+    for _ in range(10):
+        rate.take(1000, 0.0)
+    for _ in range(10):
+        rate.settle(1000, 100, 60.0)
+    assert rate.left(60.0) == 0
+    assert rate.wait(1, 60.0) == pytest.approx(0.06, abs=0.01)
 
 
 def test_more_than_a_minute_s_allowance_passes_when_nothing_is_owed() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 import tracemalloc
+from typing import Any
 
 import pytest
 
 from gateway.errors import Code, GatewayError
-from gateway.peek import LOOKED_AT, Peek, peek
+from gateway.peek import LOOKED_AT, MAX_TOKENS, Peek, peek
 
 COMPLETIONS = "/v1/completions"
 
@@ -277,3 +279,36 @@ def test_a_large_body_costs_little_time_and_next_to_no_memory(kind: str) -> None
     tracemalloc.stop()
     assert took < 1
     assert most < (25 * MB if "name" in kind else MB)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"max_tokens": 100}, 100),
+        ({"max_tokens": "100000"}, 100_000),
+        ({"max_tokens": 1e5}, 100_000),
+        ({"max_completion_tokens": 7, "max_tokens": 5}, 7),
+        ({"n_predict": -1}, None),
+        ({"max_tokens": None}, None),
+        ({"max_tokens": 0}, None),
+        ({"max_tokens": 10**40}, MAX_TOKENS),
+        ({"max_tokens": int("9" * 400)}, None),
+        ({"max_tokens": "many"}, None),
+        ({"max_tokens": True}, None),
+        ({"max_tokens": [5]}, None),
+        ({"options": {"num_predict": 9}}, 9),
+        ({"options": {"Num_Predict": 9}}, 9),
+        ({"options": "none"}, None),
+    ],
+)
+def test_how_long_the_answer_may_be_is_read_as_leniently_as_engines_do(
+    said: Any, expected: int | None
+) -> None:
+    assert peek(json.dumps({"model": "m", **said}).encode()).max_tokens == expected
+
+
+@pytest.mark.parametrize("name", ["Messages", "OPTIONS", "Max_Tokens", "Input"])
+def test_what_is_counted_is_written_in_one_way(name: str) -> None:
+    with pytest.raises(GatewayError) as caught:
+        peek(json.dumps({"model": "m", name: []}).encode())
+    assert caught.value.param == name

@@ -11,6 +11,7 @@ from gateway.usage import NOTHING, Meter, Source, Usage, prompt_size, usage_of
 from tests.support.usage import (
     BODY,
     CHAT,
+    COMPLETIONS,
     JSON,
     LONG,
     PROMPT,
@@ -90,27 +91,49 @@ def test_before_there_is_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "expected"),
+    ("path", "body", "expected"),
     [
-        ({"prompt": "x" * 38}, (10, G)),
-        ({"prompt": [1, 22, 333]}, (3, C)),
-        ({"prompt": [[1, 22], [333]]}, (3, C)),
-        ({"input": [1]}, (1, C)),
-        ({"prompt": ["1", "2"]}, (3, G)),
-        ({"prompt": []}, (1, G)),
-        ({"model": "m" * 100}, (0, G)),
-        ({"query": "x" * 6, "documents": ["x" * 4]}, (4, G)),
+        (COMPLETIONS, {"prompt": "x" * 38}, (10, G)),
+        (COMPLETIONS, {"prompt": [1, 22, 333]}, (3, C)),
+        (COMPLETIONS, {"prompt": [[1, 22], [333]]}, (3, C)),
+        (COMPLETIONS, {"prompt": [1, 22], "suffix": "x" * 6}, (4, G)),
+        (COMPLETIONS, {"prompt": ["1", "2"]}, (3, G)),
+        (COMPLETIONS, {"prompt": []}, (1, G)),
+        ("/v1/embeddings", {"input": [1]}, (1, C)),
+        ("/v1/rerank", {"query": "x" * 6, "documents": ["x" * 4]}, (4, G)),
+        (CHAT, {"model": "m" * 100}, (0, G)),
+        # Numbers where none belong take nothing away from the text.
+        (CHAT, {"messages": "x" * 398, "prompt": [1]}, (101, G)),
+        (CHAT, {"prompt": [1], "messages": "x" * 398}, (101, G)),
+        (CHAT, {"messages": "x" * 398, "input": 1}, (101, G)),
     ],
 )
-def test_prompts_are_sized(body: Any, expected: tuple[int, Source]) -> None:
-    assert prompt_size(json.dumps(body).encode(), fields_of(body)) == expected
+def test_prompts_are_sized(path: str, body: Any, expected: tuple[int, Source]) -> None:
+    assert prompt_size(path, json.dumps(body).encode(), fields_of(body)) == expected
 
 
-def test_pictures_are_no_text() -> None:
-    picture = {"image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
+PICTURE = "data:image/png;base64," + "A" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        {"type": "image_url", "image_url": {"url": PICTURE}},
+        {"type": "input_image", "image_url": PICTURE},
+        {"type": "file", "file": {"file_data": PICTURE}},
+    ],
+)
+def test_pictures_are_no_text(picture: Any) -> None:
     body = {"messages": [{"role": "user", "content": [{"text": "x" * 400}, picture]}]}
-    tokens, _ = prompt_size(json.dumps(body).encode(), fields_of(body))
+    tokens, _ = prompt_size(CHAT, json.dumps(body).encode(), fields_of(body))
     assert 100 < tokens < 150
+
+
+@pytest.mark.parametrize("text", [PICTURE, f'{{"url": "{PICTURE}"}}', "x;base64, " + "word " * 200_000])
+def test_text_that_looks_like_a_picture_is_text(text: str) -> None:
+    body = {"messages": [{"role": "user", "content": text}]}
+    tokens, _ = prompt_size(CHAT, json.dumps(body).encode(), fields_of(body))
+    assert tokens > 200_000
 
 
 def test_the_less_certain_of_the_two_is_the_source() -> None:

@@ -98,7 +98,7 @@ def test_a_second_one_of_a_field_that_counts_is_refused(
     if name not in fields and not upper:
         fields[name] = None
     second = spelt(
-        name.upper() if upper else name, data.draw(st.lists(st.booleans(), min_size=20, max_size=20))
+        name.upper() if upper else name, data.draw(st.lists(st.booleans(), min_size=30, max_size=30))
     )
     pairs = [f"{json.dumps(key)}:{json.dumps(value)}" for key, value in fields.items()]
     pairs.insert(data.draw(st.integers(0, len(pairs))), f'"{second}":{json.dumps(data.draw(VALUES))}')

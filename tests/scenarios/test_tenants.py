@@ -358,3 +358,23 @@ async def test_a_request_waits_for_room_in_the_cache() -> None:
         await gateway.recorded(3, status=200)
         refused = await ask(gateway, None, max_tokens=2000)
         assert (refused.status, refused.json["error"]["param"]) == (400, "max_tokens")
+
+
+async def test_what_a_dead_engine_refuses_costs_nothing() -> None:
+    engine = ScriptedEngine(honest)
+    tenants = [tenant("alice", ALICE, requests_per_minute=3, tokens_per_minute=100_000)]
+    async with running_gateway(engine, tenants=tenants) as gateway:
+        await engine.stop()
+        for _ in range(5):
+            refused = await ask(gateway, ALICE)
+            assert (refused.status, refused.json["error"]["code"]) == (503, "no_engine")
+            assert refused.head["x-ratelimit-remaining-requests"] == "3"
+            assert refused.head["x-ratelimit-remaining-tokens"] == "100000"
+
+
+async def test_a_number_beyond_all_reason_is_answered() -> None:
+    engine = ScriptedEngine(honest)
+    tenants = [tenant("alice", ALICE, requests_per_minute=30, tokens_per_minute=1000)]
+    async with running_gateway(engine, tenants=tenants) as gateway:
+        assert (await ask(gateway, ALICE, max_tokens=10**30)).status == 200
+        assert (await ask(gateway, ALICE, max_tokens=10)).status == 200

@@ -39,7 +39,7 @@ def fields_of(body: Any) -> list[tuple[str, msgspec.Raw]]:
 
 DONE = b"data: [DONE]\n\n"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "x" * 64}], "prompt": "x" * 64}
-PROMPT = prompt_size(b"", fields_of(BODY))[0]
+PROMPT = prompt_size("/v1/chat/completions", b"", fields_of(BODY))[0]
 
 
 def measured(
