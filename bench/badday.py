@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -205,10 +206,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="for each figure (default: %(default)s)")
     seconds = parser.parse_args().seconds
     outcome = Outcome("badday", f"{CLIENTS} clients, {seconds:g} s a figure")
-    alone, failed = trio.run(measure, [healthy, healthy], seconds)
+    alone, failed = trio.run(partial(measure, [healthy, healthy], seconds))
     outcome.add("two healthy engines alone", f"{alone:.0f} answers/s, {failed} failed")
     for name, bad in BAD.items():
-        rate, failed = trio.run(measure, [bad, healthy, healthy], seconds)
+        rate, failed = trio.run(partial(measure, [bad, healthy, healthy], seconds))
         said = f"{rate:.0f} answers/s, {rate / alone:.2f} of that alone, {failed} failed"
         outcome.require(name, said, failed == 0 and rate >= FLOOR * alone, f">= {FLOOR:g}, 0 failed")
     print_table([outcome])

@@ -190,14 +190,27 @@ async def leave_in_prefill(gateway: Gateway, engine: ScriptedEngine, index: int)
         await engine.call(index)
 
 
-async def test_leavers_eject_nobody() -> None:
-    """Case C45; also with clients that give up after a time of their own."""
+@pytest.mark.parametrize("timeout", [None, "0.2"])
+async def test_a_thousand_leavers_eject_nobody(timeout: str | None) -> None:
+    """Case C45: of clients that go, and of clients that give up after a time of their own."""
     engine = ScriptedEngine(never_answers, slots=50)
-    async with running_gateway(engine, health={"failures": 1}) as gateway:
+    headers = {"X-Stainless-Timeout": timeout} if timeout else {}
+
+    async def visitor() -> None:
+        for _ in range(20):
+            async with http1(gateway.url) as client:
+                calls = len(engine.calls)
+                await client.post(CHAT.path, CHAT.payload(stream=True), headers)
+                await engine.until(lambda before=calls: len(engine.calls) > before)  # type: ignore[misc]
+                if timeout:
+                    await trio.sleep(float(timeout))
+
+    async with running_gateway(engine, health={"failures": 1}, seconds=60) as gateway:
         async with trio.open_nursery() as nursery:
-            for index in range(50):
-                nursery.start_soon(leave_in_prefill, gateway, engine, index)
-        await gateway.recorded(50, outcome="client_gone")
+            for _ in range(50):
+                nursery.start_soon(visitor)
+        await gateway.recorded(1000)
+        assert {record["outcome"] for record in gateway.records} == {"client_gone"}
         engines = (await gateway.admin("/admin/engines")).json["engines"]
         assert (engines["engine"]["state"], engines["engine"]["ejections"]) == ("healthy", 0)
 
@@ -276,7 +289,10 @@ async def test_when_all_fail_the_budget_holds() -> None:
             statuses.append((await ask(gateway)).status)
 
         async with trio.open_nursery() as nursery:
-            for _ in range(300):
+            for _ in range(500):
                 nursery.start_soon(one)
-        assert statuses == [503] * 300
-        assert 300 <= sum(len(engine.calls) for engine in engines) <= 300 * 1.2
+        assert statuses == [503] * 500
+        calls = sum(len(engine.calls) for engine in engines)
+        retries = (await gateway.metrics())["gateway_retries_total"]
+        assert calls == 500 + retries
+        assert 100 <= retries <= 500 * 0.2
