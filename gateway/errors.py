@@ -137,9 +137,10 @@ class EngineError(GatewayError):
 class RefusedError(EngineError):
     """The engine has answered with an error that another engine may not make.
 
-    ``answer`` is that answer, whole, for the case that nobody does better.
+    ``answer`` is that answer, whole, for the case that nobody does better. What it says of the engine
+    has been judged by its status.
     """
 
     def __init__(self, status: int, headers: RawHeaders, body: bytes) -> None:
-        super().__init__(Code.ENGINE_FAILED, f"The engine answered {status}.")
+        super().__init__(Code.ENGINE_FAILED, f"The engine answered {status}.", blames=False)
         self.answer = (status, headers, body)

@@ -148,6 +148,25 @@ async def test_of_several_failures_the_most_useful_is_told() -> None:
         await gateway.record(outcome="completed", status=429, attempts=2)
 
 
+async def test_to_have_too_much_to_do_is_no_failure() -> None:
+    busy, good = pair(Status(429, headers=[("Retry-After", "0")]))
+    async with running_gateway(busy, good, retry={"floor": 100}) as gateway:
+        for _ in range(20):
+            assert (await ask(gateway)).status == 200
+        engines = (await gateway.admin("/admin/engines")).json["engines"]
+        assert (engines["bad"]["state"], engines["bad"]["ejections"]) == ("healthy", 0)
+        assert len(busy.calls) > 5
+
+
+@pytest.mark.parametrize("script", [Status(503), ERROR_FIRST, RESET_AFTER_HEAD])
+async def test_each_failure_counts_once(script: Script) -> None:
+    bad, good = pair(script)
+    async with running_gateway(bad, good, health={"failures": 4, "backoff_seconds": 60}) as gateway:
+        for _ in range(20):
+            assert (await ask(gateway)).status == 200
+        assert len(bad.calls) == 4
+
+
 async def test_one_that_asks_for_a_pause_gets_it() -> None:
     bad, good = pair(honest)
     bad.plan = [RETRY_2]
