@@ -180,6 +180,11 @@ class Admission:
         if self._closed:
             raise _draining()
         now = trio.current_time()
+        if not all(engine.in_use for engine in ticket.engines):
+            # One was removed since the ticket was made.
+            if (stage := ticket.replan(now)) is None:
+                raise no_engine()
+            ticket.go(stage)
         if self.queue.seat_now(ticket, self._seat, now):
             return self._seated(ticket)
         ticket.called = trio.Event()

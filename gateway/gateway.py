@@ -156,8 +156,7 @@ class Gateway:
     def replan(self) -> None:
         """The engines have changed: have everybody who waits look where to go."""
         for ticket in self.admission.tickets():
-            ticket.replan()
-            if (stage := ticket.next_stage(trio.current_time())) is not None:
+            if (stage := ticket.replan(trio.current_time())) is not None:
                 self.admission.move(ticket, stage)
             else:
                 self.admission.refuse(ticket, no_engine())

@@ -65,10 +65,11 @@ class Ticket(Waiter):
         up = (each for each in rest if any(_is_up(engine, now) for engine in each.engines))
         return next(up, rest[0] if rest else None)
 
-    def replan(self) -> None:
-        """Engines or routes have changed: make the stages anew."""
+    def replan(self, now: float) -> Stage | None:
+        """Engines or routes have changed: make the stages anew, and return where it may go from here."""
         if self.where is not None:
             self.stages = fitting(self.where(), self.cost, sum(self.tokens))
+        return self.next_stage(now)
 
     def go(self, stage: Stage) -> None:
         """Wait for the engines of ``stage`` from now on."""
@@ -80,9 +81,9 @@ class Ticket(Waiter):
 
         Engines that are down are left out, unless all are: then they are as good as any.
         """
-        takes = [engine for engine in self.engines if engine.health.takes(now)]
+        takes = [engine for engine in self.engines if engine.in_use and engine.health.takes(now)]
         if not takes and not any(engine.health.rests(now) for engine in self.engines):
-            takes = [engine for engine in self.engines if engine.health.takes_in_panic(now)]
+            takes = [each for each in self.engines if each.in_use and each.health.takes_in_panic(now)]
         tokens = sum(self.tokens)
         able = [each for each in takes if each not in kept and each.ledger.fits(self.cost, tokens)]
         if len(able) < 2:

@@ -7,6 +7,7 @@ from trio.testing import MockClock
 
 from gateway.errors import Code
 from gateway.lanes import Share
+from gateway.tickets import Stage
 from tests.test_admission import hall, make_engine
 from tests.tickets import ticket_for
 
@@ -42,3 +43,15 @@ async def test_the_engine_with_the_least_part_of_its_slots_taken_is_chosen() -> 
     async with hall(small, large) as visitors:
         chosen = [(await visitors.come(small, large)).engine for _ in range(6)]
     assert chosen == [small, large, large, large, large, small]
+
+
+async def test_an_engine_that_was_removed_before_a_ticket_came_to_its_turn_gets_nothing() -> None:
+    old, new = make_engine(1, "old"), make_engine(1, "new")
+    async with hall(old, new) as visitors:
+        ticket = ticket_for(visitors.admission, [old])
+        ticket.where = lambda: [Stage((new,))]
+        old.retired = True
+        assert (await visitors.come(ticket=ticket)).engine == new
+        last = ticket_for(visitors.admission, [new])
+        new.retired = True
+        assert (await visitors.come(ticket=last)).refused == Code.NO_ENGINE

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.config import MASK, Admission, Config, Engine, Kind, Server, Stream, Usage, load, parse, show
 from gateway.config import schema as schema_module
-from gateway.config.schema import Tenant, Tls
+from gateway.config.schema import Health, Retry, Route, Target, Tenant, Tls
 from gateway.config.values import RECLAIM_SECONDS
 
 REFERENCE = Path(__file__).parent.parent / "config.toml"
@@ -130,7 +130,10 @@ def test_the_reference_file_holds_every_key_with_its_default() -> None:
 def test_the_commented_out_examples_are_valid(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(SECRET)
     text = re.sub(
-        r"^# (\[server\.tls\]$|\[\[tenant\]\]$|\w+ = )", r"\1", REFERENCE.read_text(), flags=re.MULTILINE
+        r"^# (\[server\.tls\]$|\[\[(?:tenant|route)\]\]$|\w+ = )",
+        r"\1",
+        REFERENCE.read_text(),
+        flags=re.MULTILINE,
     )
     text = re.sub(r"/etc/gateway/[\w.-]+|/run/secrets/example", str(tmp_path / "secret"), text)
     text = text.replace("http://127.0.0.1:8081", "https://127.0.0.1:8081")
@@ -138,13 +141,28 @@ def test_the_commented_out_examples_are_valid(tmp_path: Path) -> None:
     assert config.server.tls is not None
     assert config.engines[0].api_key == SECRET
     assert config.engines[0].headers == {"X-Example": SECRET}
+    (route,) = config.route
+    assert (route.model, route.policy) == ("chat", "least_loaded")
     (tenant,) = config.tenant
     assert tenant == Tenant(name="research", keys=tenant.keys)
 
 
 def test_every_key_has_its_meaning_beside_it() -> None:
     source = Path(schema_module.__file__).read_text()
-    for struct in (Server, Tls, Stream, Admission, Usage, Engine, Config):
+    for struct in (
+        Server,
+        Tls,
+        Stream,
+        Admission,
+        Health,
+        Retry,
+        Usage,
+        Engine,
+        Target,
+        Route,
+        Tenant,
+        Config,
+    ):
         body = source.split(f"class {struct.__name__}(")[1].split("\nclass ")[0]
         for field in msgspec.structs.fields(struct):
             meaning = re.search(rf'\n    {field.name}: .*\n    """((?:.|\n)*?)"""', body)
