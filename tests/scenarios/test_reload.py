@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import trio
 
+from gateway import check, config
 from gateway.tenants import digest_of
 from tests.conftest import Tls
-from tests.support.gateway import Gateway, entry, running_gateway
+from tests.support.gateway import Gateway, entry, running_gateway, toml_of
 from tests.support.http1 import Answer, http1
 from tests.support.routes import CHAT
 from tests.support.scripted import ScriptedEngine
@@ -82,6 +83,28 @@ async def test_what_it_would_do_is_said_and_not_done() -> None:
             'engine "engine".api_key: changed (********)',
         ]
         assert b"sk-secret" not in answer.body
+        assert (await gateway.ledger())["engines"]["engine"]["slots"] == 4
+
+
+async def test_the_command_asks_the_running_gateway_what_it_would_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engine = ScriptedEngine(honest)
+    async with running_gateway(engine) as gateway:
+
+        async def said() -> tuple[int, list[str]]:
+            settings = config.parse(
+                toml_of({"server": {"admin": gateway.service.admin.removeprefix("http://")}}, gateway.engines)
+            )
+            code = await check.diff(settings)
+            return code, capsys.readouterr().out.splitlines()[-1:]
+
+        assert await said() == (0, ["no changes"])
+        gateway.engines[0]["slots"] = 3
+        assert await said() == (0, ['engine "engine".slots: 4 -> 3'])
+        gateway.sections["server"]["listen"] = ["127.0.0.1:1"]
+        code, (line,) = await said()
+        assert (code, line.partition(";")[0]) == (1, "server.listen: a reload can't change this")
         assert (await gateway.ledger())["engines"]["engine"]["slots"] == 4
 
 
@@ -264,11 +287,13 @@ async def test_a_hundred_reloads_under_load() -> None:
     async def visitor() -> None:
         nonlocal asked
         while going:
-            answer = await ask(gateway, stream=True)
+            answer = await ask(gateway, stream=True, key="sk-stays")
             assert (answer.status, answer.body.count(b" tk")) == (200, 6), answer
             asked += 1
 
-    async with running_gateway(*engines, seconds=60) as gateway:
+    stays = {"name": "stays", "keys": [digest_of("sk-stays")]}
+    keys = [digest_of(f"sk-{number}") for number in range(4)]
+    async with running_gateway(*engines, tenants=[stays], seconds=60) as gateway:
         entries = [dict(each) for each in gateway.engines]
         async with trio.open_nursery() as nursery:
             for _ in range(12):
@@ -276,6 +301,8 @@ async def test_a_hundred_reloads_under_load() -> None:
             for _ in range(100):
                 chosen = dice.sample(entries, dice.randint(1, 3))
                 gateway.engines = [{**each, "slots": dice.randint(1, 6)} for each in chosen]
+                others = {"name": "others", "keys": dice.sample(keys, 2), "weight": dice.randint(1, 3)}
+                gateway.tenants = [{**stays, "weight": dice.randint(1, 3)}, *dice.choice([[], [others]])]
                 assert (await gateway.reload()).status == 200
                 assert (await gateway.ledger())["balanced"]
             going = False
