@@ -91,6 +91,8 @@ class Attempt:
             return
         if self.slot.written == inf:
             return
+        if error is None and not self._refused and request.tail.complete():
+            self.engine.health.completed()
         if error is None or self._refused or request.tail.done:
             self._reclaimer.ended.add(trio.current_time(), max(self.slot.cost, self.slot.sequences))
             return
@@ -150,15 +152,17 @@ class Attempt:
         elif answer.status >= 400:
             health.succeeded(self.slot, self.slot.written, now)
 
-    def told_an_error(self) -> None:
-        """There is an error in the stream, though its status was 200."""
+    def told_an_error(self, *, begun: bool = False) -> None:
+        """There is an error in the stream, though its status was 200; ``begun``: behind some output."""
         self._refused = True  # It has ended the work, and this is no success.
-        self.engine.health.failed(self.slot, trio.current_time(), "it tells an error in its stream")
+        reason = "it tells an error in its stream"
+        self.engine.health.failed(self.slot, trio.current_time(), reason, begun=begun)
 
     def ended_with(self, *pieces: bytes) -> None:
         """The stream has ended, with these pieces as its last: there may be an error in them."""
-        if isinstance(self._request.tail, SseTail | NdjsonTail) and any(map(error_in, pieces)):
-            self.told_an_error()
+        of_events = isinstance(self._request.tail, SseTail | NdjsonTail)
+        if of_events and not self._refused and any(map(error_in, pieces)):
+            self.told_an_error(begun=True)
 
     def begun(self) -> None:
         """The answer has begun: a stream is in the engine's gauges, a whole answer may be out of them."""

@@ -54,6 +54,8 @@ class Health:
         self.reason = ""
         """Why it was ejected last."""
         self._in_a_row = 0
+        self._broken_in_a_row = 0
+        """Answers that had begun, and failed then."""
         self._probes_in_a_row = 0
         self._doublings = 0
         self._ejected_at = -inf
@@ -100,7 +102,7 @@ class Health:
             self._trial = trial
 
     def succeeded(self, trial: Hashable, called: float, now: float) -> None:
-        """It has answered a request, which it was sent at ``called``."""
+        """It has begun to answer a request, which it was sent at ``called``."""
         self._in_a_row = 0
         if self.ejected and called >= self._ejected_at:
             self.ejected, self.until, self._trial, self._unreachable = False, inf, None, False
@@ -108,11 +110,19 @@ class Health:
             self.changed(Change.BACK)
         self.neutral(trial)
 
-    def failed(self, trial: Hashable, now: float, reason: str, *, absent: bool = False) -> None:
-        """It has failed a request; ``absent``: nobody listens there."""
+    def completed(self) -> None:
+        """It has answered a request to the end."""
+        self._broken_in_a_row = 0
+
+    def failed(
+        self, trial: Hashable, now: float, reason: str, *, absent: bool = False, begun: bool = False
+    ) -> None:
+        """It has failed a request; ``absent``: nobody listens there; ``begun``: it had begun to answer."""
         on_trial = self._trial is not None and trial == self._trial
-        self._in_a_row += 1
-        if on_trial or (not self.ejected and (absent or self._in_a_row >= self.settings.failures)):
+        self._in_a_row += not begun
+        self._broken_in_a_row += begun
+        most = max(self._in_a_row, self._broken_in_a_row)
+        if on_trial or (not self.ejected and (absent or most >= self.settings.failures)):
             self._eject(now, reason, absent=absent)
         else:
             self.neutral(trial)
@@ -158,7 +168,8 @@ class Health:
             self._doublings = 0
         backoff = self.settings.backoff_seconds * 2 ** min(self._doublings, _MOST_DOUBLINGS)
         self._doublings += 1
-        self.ejected, self._trial, self._in_a_row = True, None, 0
+        self.ejected, self._trial = True, None
+        self._in_a_row = self._broken_in_a_row = 0
         self._unreachable |= absent and bool(self.settings.probe_seconds)
         self._ejected_at, self.reason = now, reason
         self.until = now + min(backoff, self.settings.backoff_most_seconds)

@@ -87,7 +87,7 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
         if not request.tail.complete():
             raise _unfinished()
     except GatewayError as error:
-        work.failed(error)
+        work.failed(error, begun=commit.done)
         if not commit.done:
             raise
         spool.end(error.bare())

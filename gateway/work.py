@@ -56,11 +56,11 @@ class Work:
             model,
         )
 
-    def failed(self, error: Exception) -> None:
-        """It has ended with ``error``: the engine may be to blame."""
+    def failed(self, error: Exception, *, begun: bool) -> None:
+        """It has ended with ``error``: the engine may be to blame. ``begun``: it had begun to answer."""
         if self.at is not None and isinstance(error, EngineError) and error.blames and not error.stale:
             engine, slot = self.at
-            engine.health.failed(slot, trio.current_time(), error.message, absent=error.absent)
+            engine.health.failed(slot, trio.current_time(), error.message, absent=error.absent, begun=begun)
 
     def over(self, *, committed: bool) -> None:
         """The try is over; a trial that has said nothing of its engine is free for the next request."""

@@ -29,6 +29,20 @@ def test_so_many_failures_in_a_row_eject() -> None:
     assert (health.state(0), health.takes(0), health.reason) == (State.EJECTED, False, "no")
 
 
+def test_answers_that_begin_and_break_off_eject_as_well() -> None:
+    health = Health(SETTINGS)
+    for number in range(3):
+        health.succeeded(number, 0, 0)
+        health.failed(number, 0, "broke off", begun=True)
+    assert health.ejected
+    health = Health(SETTINGS)
+    for number in range(9):
+        health.succeeded(number, 0, 0)
+        health.failed(number, 0, "broke off", begun=True)
+        health.completed()
+    assert not health.ejected
+
+
 def test_a_refused_connection_ejects_at_once() -> None:
     health = Health(SETTINGS)
     health.failed("a", 0, "refused", absent=True)

@@ -121,6 +121,18 @@ async def test_nothing_is_tried_again_after_the_first_byte() -> None:
         assert len(good.calls) == 0
 
 
+@pytest.mark.parametrize("together", [True, False])
+async def test_an_error_behind_some_output_passes_and_counts(together: bool) -> None:
+    """Case C32, after output."""
+    assert CHAT.parts is not None
+    output, error = CHAT.parts.token(0), b'data: {"error":{"message":"out of memory"}}\n\n'
+    bad, good = pair(Sse([output, error + DONE] if together else [output, error, DONE]))
+    async with running_gateway(bad, good, health={"failures": 2, "backoff_seconds": 60}) as gateway:
+        bodies = [(await ask(gateway)).body for _ in range(10)]
+    assert len(bad.calls) == 2
+    assert bodies.count(output + error + DONE) == 2
+
+
 async def test_nobody_is_asked_for_a_client_that_has_left() -> None:
     """Case C36."""
     goes_on = trio.Event()
