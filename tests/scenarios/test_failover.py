@@ -129,8 +129,8 @@ async def test_an_error_behind_some_output_passes_and_counts(together: bool) -> 
     bad, good = pair(Sse([output, error + DONE] if together else [output, error, DONE]))
     async with running_gateway(bad, good, health={"failures": 2, "backoff_seconds": 60}) as gateway:
         bodies = [(await ask(gateway)).body for _ in range(10)]
-    assert len(bad.calls) == 2
-    assert bodies.count(output + error + DONE) == 2
+    # A client may have its next request here before what is behind the end of the last one is looked at.
+    assert bodies.count(output + error + DONE) == len(bad.calls) in (2, 3)
 
 
 async def test_nobody_is_asked_for_a_client_that_has_left() -> None:
