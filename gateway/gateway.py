@@ -280,7 +280,11 @@ class Gateway:
         now = trio.current_time()
         ticket.tried.append(engine)
         stage = ticket.next_stage(now)
-        if stage is None or request.attempts >= self.config.retry.attempts or not self.retries.take(now):
+        if (
+            stage is None
+            or request.attempts >= self.config.retry.attempts
+            or not self.retries.take(now, live=len(self.requests))
+        ):
             return False
         ticket.go(stage)
         return True

@@ -1,4 +1,4 @@
-"""How many retries there may be: a share of the requests that came lately, with a floor.
+"""How many retries there may be: a share of the requests that came lately or are live, with a floor.
 
 A budget and not a count for each request: when every engine fails, retries would otherwise
 multiply the load just when there is too much of it. Pure; ``now`` is an argument.
@@ -29,10 +29,10 @@ class Budget:
         """One more request has come."""
         self._bucket(now)[1] += 1
 
-    def take(self, now: float) -> bool:
-        """Take one retry out of the budget, if there is one left."""
+    def take(self, now: float, *, live: int = 0) -> bool:
+        """Take one retry out of the budget, if there is one left; ``live`` requests there are now."""
         bucket = self._bucket(now)
-        came = sum(each[1] for each in self._buckets)
+        came = max(live, sum(each[1] for each in self._buckets))
         taken = sum(each[2] for each in self._buckets)
         if taken + 1 > max(self.settings.floor, self.settings.budget * came):
             self.refused += 1

@@ -129,8 +129,8 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     attempts: PositiveCount = 3
     """How many engines are called for one request at most; 1 = no retries."""
     budget: Share = 0.2
-    """Retries in ten seconds, as a share of the requests that came in them."""
-    floor: Count = 10
+    """Retries in ten seconds, as a share of the requests that came in them, or are live if that is more."""
+    floor: Count = 50
     """So many retries in ten seconds are always allowed."""
 
 
