@@ -198,6 +198,7 @@ async def _relay(
     more, data = await _first(answer, intake, clock)
     _look_for_error(work, attempt, data, commit)
     commit()
+    last = data
     if data:
         pass_on(data)
         _begun(work, attempt)

@@ -20,7 +20,7 @@ from tests.support.scripted import ScriptedEngine, deaf_port
 from tests.support.scripts import Ending, Stream, Whole, honest, never_answers
 from tests.support.visitors import WAYS, visit
 
-TEARDOWN_SECONDS = 0.5
+TEARDOWN_SECONDS = 2.0  # milliseconds, but the machine may be busy: how fast it is the bench measures
 
 ways = pytest.mark.parametrize("way", WAYS)
 every_route = pytest.mark.parametrize("route", ROUTES, ids=str)
