@@ -28,6 +28,8 @@ _RESPONSE_SECONDS = 10
 
 _MOST_BODY_BYTES = 64 * 1024
 
+_NO = {"0", "false", "no"}
+
 Answer = tuple[Any, int] | Response
 
 
@@ -62,7 +64,7 @@ def control_plane(gateway: Gateway, telemetry: Telemetry, reloader: Reloader | N
         if reloader is None:
             return jsonify(error="This gateway can't reload."), 501
         try:
-            report = await reloader.reload(dry_run="dry_run" in request.args)
+            report = await reloader.reload(dry_run=request.args.get("dry_run", "0") not in _NO)
         except ConfigError as error:
             return jsonify(error="Nothing is changed.", faults=str(error).splitlines()), 422
         return jsonify(changes=[change.text for change in report.changes], down=report.down), 200

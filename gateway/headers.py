@@ -33,7 +33,8 @@ _NOT_UP = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding
 
 _FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
 CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key", b"cookie"})
-_NOT_DOWN = HOP_BY_HOP | {b"x-request-id"}
+_NOT_DOWN = HOP_BY_HOP | {b"x-request-id", b"x-gateway-model"}
+"""Not sent to clients as they came: these two are for us to say."""
 
 _CALLER_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 

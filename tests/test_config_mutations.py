@@ -17,6 +17,11 @@ REFERENCE = (Path(__file__).parent.parent / "config.toml").read_text()
 LINES = [line for line in REFERENCE.splitlines() if line and not line.startswith("#")] + [
     f'api_key = "{SECRET}"',
     f'headers = {{ X-A = "{SECRET}", X-B = "${{KEY}}" }}',
+    "[[route]]",
+    'model = "chat"',
+    'to = [{ model = "tiny", weight = 3, engines = ["tiny"] }, { model = "tiny" }]',
+    'fallbacks = ["tiny"]',
+    'policy = "session"',
 ]
 
 VALUES = st.sampled_from(

@@ -182,5 +182,6 @@ def _holds_tables(info: ins.Type) -> TypeGuard[ins.VarTupleType]:
 
 def item_at(at: str, index: int, item: object) -> str:
     """`engine[0] "gpu0"`: by name as well, where it has a usable one, since nobody counts tables."""
-    name = item.get("name") if isinstance(item, dict) else None
-    return f'{at}[{index}] "{name}"' if isinstance(name, str) and not check_name(name) else f"{at}[{index}]"
+    key, faulty = ("model", check_text) if at == "route" else ("name", check_name)
+    name = item.get(key) if isinstance(item, dict) else None
+    return f"{at}[{index}] {quote(name)}" if isinstance(name, str) and not faulty(name) else f"{at}[{index}]"

@@ -162,13 +162,14 @@ async def test_what_the_client_is_told(protocol: str) -> None:
         ("Keep-Alive", "timeout=5, max=100"),
         ("X-Internal", "hidden"),
         ("Proxy-Authenticate", "Basic"),
+        ("X-Gateway-Model", "forged"),
     ]
     engine = ScriptedEngine(Stream(headers=headers))
     async with running_gateway(engine) as gateway:
         head = await exchange(protocol, gateway.url, {})
     assert head.all("set-cookie") == ["a=1", "b=2"]
     assert head["x-engine"] == "kept"
-    for name in ("keep-alive", "x-internal", "proxy-authenticate"):
+    for name in ("keep-alive", "x-internal", "proxy-authenticate", "x-gateway-model"):
         assert name not in head, name
     assert "x-internal" not in "".join(head.all("connection")).lower()
     assert head["cache-control"] == "no-cache"

@@ -84,6 +84,8 @@ async def test_what_it_would_do_is_said_and_not_done() -> None:
         ]
         assert b"sk-secret" not in answer.body
         assert (await gateway.ledger())["engines"]["engine"]["slots"] == 4
+        await gateway.admin("/admin/reload?dry_run=0", "POST")
+        assert (await gateway.ledger())["engines"]["engine"]["slots"] == 3
 
 
 async def test_the_command_asks_the_running_gateway_what_it_would_do(
