@@ -66,7 +66,14 @@ async def diff(settings: config.Config) -> int:
         print(f"server.admin is {admin}: that address can't be asked")
         return 1
     running = make_engine(
-        config.Engine(name="gateway", kind="openai", url=url, slots=1, models=("*",)),
+        config.Engine(
+            name="gateway",
+            kind="openai",
+            url=url,
+            slots=1,
+            models=("*",),
+            api_key=settings.server.admin_token,
+        ),
         connect_seconds=_ASK_SECONDS,
     )
     status, body = 0, b"no answer in time"

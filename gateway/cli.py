@@ -16,10 +16,9 @@ import structlog
 import trio
 
 import gateway
-from gateway import check, config, keys, process, service, size, usagereport
+from gateway import check, config, keys, logs, process, service, size, usagereport
 from gateway.config.formats import check_name
 from gateway.server import BindError, UnknownHypercornError, check_hypercorn
-from gateway.telemetry import configure_logging
 
 log = structlog.get_logger("gateway.cli")
 
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.command == "size":
         return size.run(options)
-    configure_logging()
+    logs.configure_logging()
     if options.command == "key":
         return keys.run(options.name)
     try:
@@ -45,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = config.load(options.config)
         if options.command == "check":
             return trio.run(check.diff if options.diff else check.run, settings)
+        logs.apply(settings.log)
     except config.ConfigError as error:
         print(error.of(options.config), file=sys.stderr)
         return EXIT_CONFIG

@@ -18,6 +18,7 @@ from gateway.config import ConfigError
 from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
 from gateway.gateway import Gateway
+from gateway.guard import COOKIE, Ask, Guard
 from gateway.reload import Reloader
 from gateway.telemetry import Telemetry
 
@@ -33,8 +34,26 @@ _NO = {"0", "false", "no"}
 Answer = tuple[Any, int] | Response
 
 
-def control_plane(gateway: Gateway, telemetry: Telemetry, reloader: Reloader | None = None) -> QuartTrio:
-    """Make the ASGI application of the control plane."""
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
+    " img-src 'self' data:; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""What keeps pages of other origins out of ours, and ours to what we serve ourselves."""
+
+
+def control_plane(
+    gateway: Gateway,
+    telemetry: Telemetry,
+    reloader: Reloader | None = None,
+    *,
+    guard: Guard | None = None,
+) -> QuartTrio:
+    """Make the ASGI application of the control plane. ``guard`` decides who may use it."""
     app = QuartTrio("gateway.control", static_folder=None)
     app.config["RESPONSE_TIMEOUT"] = _RESPONSE_SECONDS
     app.config["BODY_TIMEOUT"] = _RESPONSE_SECONDS
@@ -69,9 +88,39 @@ def control_plane(gateway: Gateway, telemetry: Telemetry, reloader: Reloader | N
             return jsonify(error="Nothing is changed.", faults=str(error).splitlines()), 422
         return jsonify(changes=[change.text for change in report.changes], down=report.down), 200
 
+    _add_guard(app, guard or Guard(lambda: ""))
     _add_requests(app, gateway)
     _add_engines(app, gateway)
     return app
+
+
+def _add_guard(app: QuartTrio, guard: Guard) -> None:
+    @app.before_request
+    async def refuse() -> Answer | None:
+        headers = request.headers
+        ask = Ask(
+            method=request.method,
+            path=request.path,
+            host=headers.get("Host", ""),
+            origin=headers.get("Origin", ""),
+            fetch_site=headers.get("Sec-Fetch-Site", ""),
+            authorization=headers.get("Authorization", ""),
+            cookie=request.cookies.get(COOKIE, ""),
+        )
+        refusal = guard.refuse(ask, trio.current_time())
+        if refusal is None:
+            return None
+        response = jsonify(error=refusal.message)
+        response.status_code = refusal.status
+        if refusal.status == 401:
+            response.headers["WWW-Authenticate"] = 'Bearer realm="gateway"'
+        return response
+
+    @app.after_request
+    async def protect(response: Response) -> Response:
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
 
 
 def _add_requests(app: QuartTrio, gateway: Gateway) -> None:

@@ -5,7 +5,6 @@ What can't be done leaves everything as it was. Running streams are never touche
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,8 +28,8 @@ class Report:
 
 
 class Reloader:
-    """Reloads. ``load`` reads the configuration, ``make`` makes an engine of it, ``tls`` reads the
-    certificates; these three raise ConfigError. ``applied`` is told of the new configuration.
+    """Reloads. ``load`` reads the configuration, ``check`` sees that what it names can be used, ``make``
+    makes an engine of it; these three raise ConfigError. ``applied`` is told of the new configuration.
     """
 
     def __init__(
@@ -40,14 +39,14 @@ class Reloader:
         *,
         load: Callable[[], Config] | None,
         make: Make,
-        tls: Callable[[Config], ssl.SSLContext | None],
+        check: Callable[[Config], None],
         applied: Callable[[Config], None],
     ) -> None:
         self._gateway = gateway
         self._fleet = fleet
         self._load = load
         self._make = make
-        self._tls = tls
+        self._check = check
         self._applied = applied
         self._one_at_a_time = trio.Lock()
         self._probed: set[Engine] = set()
@@ -73,7 +72,7 @@ class Reloader:
         new = await trio.to_thread.run_sync(self._load)
         found = tuple(changes(self._gateway.config, new))
         _refuse_what_needs_a_restart(self._gateway.config, new, found)
-        self._tls(new)  # Certificates that can't be used stop it here.
+        self._check(new)
         if dry_run:
             return Report(found)
         made: dict[int, Engine] = {}

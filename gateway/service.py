@@ -12,13 +12,15 @@ from typing import Any
 import structlog
 import trio
 
+from gateway import logs
 from gateway.app import DataPlane
 from gateway.arrivals import Arrivals
-from gateway.config import Config, ConfigError, Fault
+from gateway.config import ADMIN_TOKEN_HINT, Config, ConfigError, Fault
 from gateway.control import control_plane
 from gateway.engine import Engine
 from gateway.fleet import Fleet, close
 from gateway.gateway import DRAIN_FAREWELL_SECONDS, Gateway
+from gateway.guard import Guard
 from gateway.reload import Reloader
 from gateway.server import Listener, Plane, bind, tls_context
 from gateway.telemetry import Sink, Telemetry
@@ -76,6 +78,7 @@ async def run(
     # The records are written to the end, also when everything is cancelled at once.
     keeping = store.writing() if store is not None else nullcontext()
     with _bound(config, "https" if tls else "http") as (listen, admin):
+        _keep_private(config, admin)
         app = DataPlane(gateway)
         data = _plane(app, listen, "data", config, tls)
         async with _closing(gateway), keeping, telemetry.writing(), trio.open_nursery() as nursery:
@@ -86,13 +89,16 @@ async def run(
                 fleet,
                 load=load,
                 make=lambda new, number: make_engines(new, arrivals, only=number)[0],
-                tls=make_tls,
+                check=lambda new: _check(new, admin),
                 applied=_Applied(app, data, tls),
             )
             await fleet.probe([engine for engine in engines if engine.learns])
             for engine in engines:
                 fleet.look_after(engine)
-            control = _plane(control_plane(gateway, telemetry, reloader), [admin], "control", config)
+            guard = Guard(lambda: gateway.config.server.admin_token or "", by_name=not admin.is_unix)
+            control = _plane(
+                control_plane(gateway, telemetry, reloader, guard=guard), [admin], "control", config
+            )
             service = Service(tuple(each.name for each in listen), admin.name, gateway, reloader)
             await nursery.start(data.serve)
             await nursery.start(control.serve)
@@ -114,6 +120,7 @@ class _Applied:
     def __call__(self, new: Config) -> None:
         if self.tls is not None and new.server.tls is not None:
             self.tls.load_cert_chain(new.server.tls.certificate, new.server.tls.key)
+        logs.apply(new.log)
         self.app.budget.resize(new.server.bodies_bytes)
         self.data.most_connections = new.server.max_connections
 
@@ -129,6 +136,22 @@ def _bound(config: Config, scheme: str) -> Iterator[tuple[list[Listener], Listen
             return listener
 
         yield [listen(address, scheme) for address in config.server.listen], listen(config.server.admin)
+
+
+def _check(new: Config, admin: Listener) -> None:
+    """See that a configuration can be used that is to be reloaded. Raises ConfigError."""
+    _keep_private(new, admin)
+    make_tls(new)
+
+
+def _keep_private(config: Config, admin: Listener) -> None:
+    """Demand a token where others reach the control plane: an inherited socket's address isn't in the file.
+
+    Raises ConfigError.
+    """
+    if not admin.stays_here and config.server.admin_token is None:
+        message = f"missing, as others reach {admin.name}"
+        raise ConfigError((Fault("", "server.admin_token", message, ADMIN_TOKEN_HINT),))
 
 
 @asynccontextmanager

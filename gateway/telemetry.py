@@ -16,8 +16,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
-import structlog
 import trio
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -27,6 +25,7 @@ from gateway.engine import Engine
 from gateway.gateway import Gateway
 from gateway.gauges import Gauges
 from gateway.ghosts import Reclaim
+from gateway.logs import JSON
 from gateway.request import Request
 from gateway.usagestore import UsageStore
 from gateway.words import ReclaimedBy
@@ -197,31 +196,8 @@ class Telemetry:
         return Histogram(name, documentation, buckets=buckets, registry=self.registry)
 
 
-def configure_logging() -> None:
-    """Send the gateway's own events to standard error: readable on a terminal, JSON elsewhere."""
-    terminal = sys.stderr.isatty()
-    renderer: Any = structlog.dev.ConsoleRenderer(colors=True) if terminal else _JSON
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-
-
-def _encode(value: Any, **_: Any) -> str:
-    return msgspec.json.encode(value, enc_hook=str).decode()
-
-
-_JSON = structlog.processors.JSONRenderer(serializer=_encode)
-
-
 def _line(record: dict[str, Any]) -> bytes:
-    line = _JSON(None, "access", {"event": "request", **record})
+    line = JSON(None, "access", {"event": "request", **record})
     return (line if isinstance(line, bytes) else line.encode()) + b"\n"
 
 

@@ -11,9 +11,29 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from gateway.config import MASK, Admission, Config, Engine, Kind, Server, Stream, Usage, load, parse, show
-from gateway.config import schema as schema_module
-from gateway.config.schema import Health, Retry, Route, Target, Tenant, Tls
+from gateway.config import (
+    MASK,
+    Admission,
+    Config,
+    Engine,
+    Health,
+    Kind,
+    Log,
+    Retry,
+    Route,
+    Server,
+    Stream,
+    Target,
+    Tenant,
+    Tls,
+    Traces,
+    Usage,
+    load,
+    parse,
+    schema,
+    sections,
+    show,
+)
 from gateway.config.values import RECLAIM_SECONDS
 
 REFERENCE = Path(__file__).parent.parent / "config.toml"
@@ -109,7 +129,18 @@ def test_the_reference_file_holds_every_key_with_its_default() -> None:
     commented = set(re.findall(r"^# (\w+) = ", text, re.MULTILINE))
     required = {"engine.name", "engine.kind", "engine.url", "engine.slots", "engine.models"}
     per_kind = {"engine.reclaim_seconds"}
-    structs = {"server": Server, "stream": Stream, "admission": Admission, "usage": Usage, "engine": Engine}
+    structs: dict[str, Any] = {
+        "server": Server,
+        "stream": Stream,
+        "admission": Admission,
+        "health": Health,
+        "retry": Retry,
+        "usage": Usage,
+        "log": Log,
+        "traces": Traces,
+        "engine": Engine,
+    }
+    assert {*structs, "route", "tenant"} == set(Config.__struct_fields__)
     for table, struct in structs.items():
         given = tables[table][0] if table == "engine" else tables[table]
         for path, field in struct_keys(struct, table):
@@ -135,7 +166,7 @@ def test_the_commented_out_examples_are_valid(tmp_path: Path) -> None:
         REFERENCE.read_text(),
         flags=re.MULTILINE,
     )
-    text = re.sub(r"/etc/gateway/[\w.-]+|/run/secrets/example", str(tmp_path / "secret"), text)
+    text = re.sub(r"/etc/gateway/[\w.-]+|/run/secrets/[\w-]+", str(tmp_path / "secret"), text)
     text = text.replace("http://127.0.0.1:8081", "https://127.0.0.1:8081")
     config = parse(text, environ={"ENGINE_KEY": SECRET})
     assert config.server.tls is not None
@@ -148,7 +179,7 @@ def test_the_commented_out_examples_are_valid(tmp_path: Path) -> None:
 
 
 def test_every_key_has_its_meaning_beside_it() -> None:
-    source = Path(schema_module.__file__).read_text()
+    source = "".join(Path(str(module.__file__)).read_text() for module in (sections, schema))
     for struct in (
         Server,
         Tls,
@@ -157,6 +188,8 @@ def test_every_key_has_its_meaning_beside_it() -> None:
         Health,
         Retry,
         Usage,
+        Log,
+        Traces,
         Engine,
         Target,
         Route,

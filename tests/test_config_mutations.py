@@ -19,8 +19,8 @@ LINES = [line for line in REFERENCE.splitlines() if line and not line.startswith
     f'headers = {{ X-A = "{SECRET}", X-B = "${{KEY}}" }}',
     "[[route]]",
     'model = "chat"',
-    'to = [{ model = "tiny", weight = 3, engines = ["tiny"] }, { model = "tiny" }]',
-    'fallbacks = ["tiny"]',
+    'to = [{ model = "smollm2-135m-instruct", weight = 3, engines = ["demo"] }]',
+    'fallbacks = ["smollm2-135m-instruct"]',
     'policy = "session"',
 ]
 

@@ -8,19 +8,16 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway import telemetry
 from gateway.errors import Code, EngineError, GatewayError
 from gateway.request import Request
-from gateway.telemetry import Telemetry, configure_logging
-from gateway.words import Outcome
+from gateway.telemetry import Telemetry
 from tests.fakes import (
     BODY,
     CHAT,
@@ -320,19 +317,3 @@ async def test_clients_words_make_no_series() -> None:
     assert len(series) == 2
     labels = {frozenset(re.findall(r"(\w+)=", name)) for name in series}
     assert labels == {frozenset({"route", "model", "engine", "outcome"})}
-
-
-# The gateway's own events.
-
-
-def test_own_events_go_to_standard_error_as_json(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    try:
-        configure_logging()
-        structlog.get_logger("gateway.test").info("draining", where=tmp_path, outcome=Outcome.DRAINED)
-    finally:
-        structlog.reset_defaults()
-    captured = capfd.readouterr()
-    assert captured.out == ""
-    event = json.loads(captured.err)
-    assert (event["event"], event["level"], event["outcome"]) == ("draining", "info", "drained")
-    assert (event["where"], event["timestamp"][-1]) == (str(tmp_path), "Z")

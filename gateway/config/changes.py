@@ -17,6 +17,9 @@ NEEDS_RESTART = frozenset(
     {
         "server.listen",
         "server.admin",
+        "traces.endpoint",
+        "traces.sample",
+        "traces.service_name",
         "server.tls",
         "stream.stall_seconds",
         "usage.path",

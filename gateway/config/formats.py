@@ -18,6 +18,9 @@ UNIX_PATH_BYTES = 107
 FIRST_INHERITED_FD = 3
 """0, 1 and 2 are the standard streams; systemd's SD_LISTEN_FDS_START is 3 too."""
 
+MIN_TOKEN_CHARACTERS = 16
+"""`openssl rand -hex 16` makes twice as many."""
+
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -84,6 +87,13 @@ def check_api_key(text: str) -> str | None:
     return None if _VISIBLE.fullmatch(text) else "expected visible ASCII characters, no spaces"
 
 
+def check_admin_token(text: str) -> str | None:
+    """What opens the control plane: it must not be guessed."""
+    if _VISIBLE.fullmatch(text) and len(text) >= MIN_TOKEN_CHARACTERS:
+        return None
+    return f"expected at least {MIN_TOKEN_CHARACTERS} visible ASCII characters, no spaces"
+
+
 def check_digest(text: str) -> str | None:
     """A key of a tenant, as `gateway key new` writes it."""
     if _DIGEST.fullmatch(text):
@@ -128,6 +138,15 @@ def check_url(text: str) -> str | None:
     return _check_http(text)
 
 
+def check_collector(text: str) -> str | None:
+    """Where traces go."""
+    if not text.startswith(("http://", "https://")):
+        return "expected a URL that begins with http:// or https://"
+    if text.rstrip("/").endswith("/v1/traces"):
+        return "expected a URL without /v1/traces at its end: it is added"
+    return _check_http(text)
+
+
 def _check_http(text: str) -> str | None:
     if not _VISIBLE.fullmatch(text):
         return "expected a URL of visible ASCII characters"
@@ -156,6 +175,16 @@ def same_socket(one: str, other: str) -> bool:
     if (":" in host) != (":" in other_host):
         return False
     return host == other_host or bool({host, other_host} & {"0.0.0.0", "::"})
+
+
+def stays_here(address: str) -> bool | None:
+    """Whether only this machine reaches a (valid) address; None for an inherited one: who knows."""
+    if address.startswith("unix:"):
+        return True
+    if address.startswith("fd:"):
+        return None
+    host, _ = _host_and_port(address)
+    return host == "::1" or host.startswith("127.") or host.endswith(".localhost")
 
 
 def _plain(address: str) -> str:

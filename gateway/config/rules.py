@@ -7,10 +7,12 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from gateway.config.faults import key_path, quote
-from gateway.config.formats import same_socket
+from gateway.config.formats import same_socket, stays_here
 from gateway.config.hints import nearest
 from gateway.config.values import PER_KIND, RECLAIM_SECONDS
 from gateway.config.walk import Walk, item_at
+
+ADMIN_TOKEN_HINT = 'admin_token = "file:/path"; `openssl rand -hex 16` makes one'
 
 Table = dict[str, Any]
 """A table as `Walk` leaves it: a key that is missing had a fault."""
@@ -119,6 +121,8 @@ def _server(walk: Walk, server: Table) -> None:
             hint = "the control plane needs one of its own"
             walk.fault("server.admin", f"the same socket as server.listen[{index}]", hint)
             break
+    if admin is not None and stays_here(admin) is False and server.get("admin_token", "") is None:
+        walk.fault("server.admin_token", f"missing, as others reach {admin}", ADMIN_TOKEN_HINT)
     body, bodies = server.get("max_body_bytes"), server.get("bodies_bytes")
     if body is not None and bodies is not None and body > bodies:
         hint = "a body of that size could never be read"

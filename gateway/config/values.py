@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
+import msgspec
 from msgspec import Meta
 
 from gateway.config import formats
@@ -25,6 +26,8 @@ Reclaim = Literal["off", "observe", "enforce"]
 AskUsage = Literal["no", "end", "each"]
 Policy = Literal["least_loaded", "prefix", "session"]
 Priority = Literal["high", "normal", "low"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "json", "console"]
 
 Days = Annotated[int, Meta(ge=0, le=MAX_DAYS)]
 Seconds = Annotated[float, Meta(ge=0, le=YEAR_SECONDS)]
@@ -41,9 +44,11 @@ Text = Annotated[str, Meta(extra={"format": Format(formats.check_text)})]
 Name = Annotated[str, Meta(extra={"format": Format(formats.check_name)})]
 Address = Annotated[str, Meta(extra={"format": Format(formats.check_address)})]
 Url = Annotated[str, Meta(extra={"format": Format(formats.check_url, quiet=True)})]
+CollectorUrl = Annotated[str, Meta(extra={"format": Format(formats.check_collector, quiet=True)})]
 OutputPath = Annotated[str, Meta(extra={"format": Format(formats.check_text, path=True, made=True)})]
 FilePath = Annotated[str, Meta(extra={"format": Format(formats.check_text, path=True)})]
 ApiKey = Annotated[str, Meta(extra={"format": Format(formats.check_api_key, secret=True)})]
+AdminToken = Annotated[str, Meta(extra={"format": Format(formats.check_admin_token, secret=True)})]
 HeaderName = Annotated[str, Meta(extra={"format": Format(formats.check_header_name)})]
 HeaderValue = Annotated[str, Meta(extra={"format": Format(formats.check_header_value, secret=True)})]
 
@@ -75,3 +80,9 @@ RECLAIM_SECONDS: Final[dict[Kind, ReclaimSeconds]] = {
 }
 PER_KIND: Final = -1.0
 """Default of `reclaim_seconds`, replaced by its kind's as soon as that is known; no `Engine` has it."""
+
+
+def masked(table: msgspec.Struct, **instead: Any) -> list[tuple[str, Any]]:
+    """Return what `repr` shows of a table; rich would otherwise print the fields, secrets and all."""
+    shown = {name: getattr(table, name) for name in table.__struct_fields__}
+    return list({**shown, **instead}.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import ssl
@@ -40,6 +41,16 @@ class Listener:
     socket: socket.socket
     inherited: bool
     name: str
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether it is a unix socket."""
+        return self.socket.family == socket.AF_UNIX
+
+    @property
+    def stays_here(self) -> bool:
+        """Whether only this machine reaches it."""
+        return self.is_unix or ipaddress.ip_address(self.socket.getsockname()[0]).is_loopback
 
     async def accept(
         self,

@@ -76,7 +76,7 @@ def request_bytes(
 ) -> bytes:
     """One request with a JSON body of known length."""
     body = b"" if payload is None else payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-    fields = {"Host": "gateway.test"}
+    fields = {"Host": "gateway.localhost"}
     if payload is not None:
         fields |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
     fields |= headers or {}

@@ -148,7 +148,7 @@ class Http2:
             (":method", method),
             (":path", path),
             (":scheme", "http"),
-            (":authority", "gateway.test"),
+            (":authority", "gateway.localhost"),
             *(headers or {}).items(),
         ]
         await self.do(lambda: self.h2.send_headers(stream.number, fields, end_stream=end))
