@@ -16,7 +16,7 @@ import structlog
 import trio
 
 import gateway
-from gateway import check, config, keys, logs, process, service, size, usagereport
+from gateway import check, config, demo, keys, logs, process, service, size, usagereport
 from gateway.config.formats import check_name
 from gateway.server import BindError, UnknownHypercornError, check_hypercorn
 
@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.command == "size":
         return size.run(options)
+    if options.command == "demo":
+        return demo.run(options)
     logs.configure_logging()
     if options.command == "key":
         return keys.run(options.name)
@@ -90,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("name", metavar="NAME", type=_tenant_name, help="the tenant's name")
     new.set_defaults(parser=new)
     size.add_command(commands)
+    demo.add_command(commands)
     return parser
 
 

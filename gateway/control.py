@@ -11,11 +11,13 @@ from typing import Any
 import structlog
 import trio
 from prometheus_client import CONTENT_TYPE_LATEST
-from quart import Response, jsonify, request
+from quart import Response, jsonify, redirect, request
 from quart_trio import QuartTrio
+from werkzeug.wrappers import Response as Redirection
 
 from gateway.config import ConfigError
-from gateway.engine import Engine
+from gateway.dashboard import Board, add_pages
+from gateway.enginesview import view_of
 from gateway.errors import Code, GatewayError
 from gateway.gateway import Gateway
 from gateway.guard import COOKIE, Ask, Guard
@@ -52,8 +54,12 @@ def control_plane(
     reloader: Reloader | None = None,
     *,
     guard: Guard | None = None,
+    board: Board | None = None,
 ) -> QuartTrio:
-    """Make the ASGI application of the control plane. ``guard`` decides who may use it."""
+    """Make the ASGI application of the control plane.
+
+    ``guard`` decides who may use it; ``board``, which has to be running, tells the dashboard what to show.
+    """
     app = QuartTrio("gateway.control", static_folder=None)
     app.config["RESPONSE_TIMEOUT"] = _RESPONSE_SECONDS
     app.config["BODY_TIMEOUT"] = _RESPONSE_SECONDS
@@ -88,7 +94,9 @@ def control_plane(
             return jsonify(error="Nothing is changed.", faults=str(error).splitlines()), 422
         return jsonify(changes=[change.text for change in report.changes], down=report.down), 200
 
-    _add_guard(app, guard or Guard(lambda: ""))
+    guard = guard or Guard(lambda: "")
+    _add_guard(app, guard)
+    add_pages(app, board or Board(gateway, telemetry), guard)
     _add_requests(app, gateway)
     _add_engines(app, gateway)
     return app
@@ -96,7 +104,7 @@ def control_plane(
 
 def _add_guard(app: QuartTrio, guard: Guard) -> None:
     @app.before_request
-    async def refuse() -> Answer | None:
+    async def refuse() -> Answer | Redirection | None:
         headers = request.headers
         ask = Ask(
             method=request.method,
@@ -110,6 +118,8 @@ def _add_guard(app: QuartTrio, guard: Guard) -> None:
         refusal = guard.refuse(ask, trio.current_time())
         if refusal is None:
             return None
+        if refusal.status == 401 and request.path == "/":
+            return redirect("/login", 303)
         response = jsonify(error=refusal.message)
         response.status_code = refusal.status
         if refusal.status == 401:
@@ -163,21 +173,3 @@ def _add_engines(app: QuartTrio, gateway: Gateway) -> None:
         gateway.keep_free(engine, free)
         log.info("engine is kept free" if free else "engine is used again", engine=name)
         return jsonify(engines={name: view_of(engine)}), 200
-
-
-def view_of(engine: Engine) -> dict[str, Any]:
-    """Describe an engine for the control plane."""
-    now, health, load = trio.current_time(), engine.health, engine.load
-    return {
-        "kind": engine.settings.kind,
-        "state": health.state(now),
-        "drained": health.drained,
-        "retired": engine.retired,
-        "reason": health.reason or None,
-        "ejections": health.ejections,
-        "backoff_seconds": round(max(0.0, health.until - now), 3) if health.ejected else None,
-        "resting_seconds": round(max(0.0, health.resting_until - now), 3),
-        "models": ["*"] if engine.serves_any else list(engine.models),
-        "says": None if load is None else {"running": load.running, "waiting": load.waiting},
-        "slots": asdict(engine.ledger.statement()),
-    }

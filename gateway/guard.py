@@ -27,7 +27,7 @@ SESSION_SECONDS = 12 * 3600
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """What may be asked without a token and under any name: supervisors ask by address."""
 
-LOGIN_PATHS = frozenset({"/login"})
+LOGIN_PATHS = frozenset({"/login", "/assets/style.css"})
 """What whoever has no token yet may use."""
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

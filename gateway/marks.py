@@ -105,6 +105,7 @@ class Marks:
         return {
             "id": self.id,
             "caller_id": self.caller_id,
+            "tenant": self.tenant or None,
             "route": self.route,
             "model": self.model,
             "engine": self.engine,

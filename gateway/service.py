@@ -17,6 +17,7 @@ from gateway.app import DataPlane
 from gateway.arrivals import Arrivals
 from gateway.config import ADMIN_TOKEN_HINT, Config, ConfigError, Fault
 from gateway.control import control_plane
+from gateway.dashboard import Board
 from gateway.engine import Engine
 from gateway.fleet import Fleet, close
 from gateway.gateway import DRAIN_FAREWELL_SECONDS, Gateway
@@ -95,10 +96,11 @@ async def run(
             await fleet.probe([engine for engine in engines if engine.learns])
             for engine in engines:
                 fleet.look_after(engine)
+            board = Board(gateway, telemetry)
+            nursery.start_soon(board.run)
             guard = Guard(lambda: gateway.config.server.admin_token or "", by_name=not admin.is_unix)
-            control = _plane(
-                control_plane(gateway, telemetry, reloader, guard=guard), [admin], "control", config
-            )
+            pages = control_plane(gateway, telemetry, reloader, guard=guard, board=board)
+            control = _plane(pages, [admin], "control", config)
             service = Service(tuple(each.name for each in listen), admin.name, gateway, reloader)
             await nursery.start(data.serve)
             await nursery.start(control.serve)

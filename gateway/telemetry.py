@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import trio
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -25,6 +25,7 @@ from gateway.engine import Engine
 from gateway.gateway import Gateway
 from gateway.gauges import Gauges
 from gateway.ghosts import Reclaim
+from gateway.history import History, Spans
 from gateway.logs import JSON
 from gateway.request import Request
 from gateway.usagestore import UsageStore
@@ -54,6 +55,7 @@ class Telemetry:
 
     def __init__(self, *, sink: Sink | None = None, store: UsageStore | None = None) -> None:
         self.registry = CollectorRegistry()
+        self.history = History()
         self._sink = sink
         self.accounts = Accounts(self.registry, store)
         self._unwritten: deque[dict[str, Any]] = deque()
@@ -103,7 +105,25 @@ class Telemetry:
         yield CounterMetricFamily(
             "gateway_records_dropped", "Access records that could not be written.", self.dropped
         )
+        saved = CounterMetricFamily(
+            "gateway_gpu_seconds_saved",
+            "Seconds of GPU time that those who left early didn't cost: an estimate.",
+            labels=["engine"],
+        )
+        for engine, savings in self.history.savings.items():
+            saved.add_metric([engine], savings.seconds)
+        yield saved
         yield from self.accounts.collect()
+
+    def spans(self, name: Literal["ttft", "teardown"]) -> dict[str, Any]:
+        """Describe the times to first token, or the teardowns: a histogram, and the last ones' quantiles."""
+        spans: Spans = getattr(self.history, name)
+        (metric,) = {"ttft": self._ttft, "teardown": self._teardown}[name].collect()
+        buckets = [
+            (each.labels["le"], each.value) for each in metric.samples if each.name.endswith("_bucket")
+        ]
+        p50, p95, p99 = spans.quantiles(0.5, 0.95, 0.99)
+        return {"buckets": buckets, "p50": p50, "p95": p95, "p99": p99}
 
     @property
     def dropped(self) -> int:
@@ -117,6 +137,7 @@ class Telemetry:
     def ended(self, request: Request) -> None:
         """Note the end of a request."""
         record = request.record()
+        self.history.ended(request)
         self._requests.labels(
             request.route, request.model_label, request.engine or "", record["outcome"]
         ).inc()

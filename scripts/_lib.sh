@@ -176,7 +176,7 @@ install_group() { # GROUP
 
 check_processor() { # before 127 MB are downloaded for nothing
     find_python
-    "$PY" "$ROOT/scripts/demo_checks.py" || exit 1
+    "$PY" "$ROOT/gateway/demo/checks.py" || exit 1
 }
 
 tick() { # a dot every two seconds while a quiet step runs

@@ -71,6 +71,7 @@ async def test_live_requests_are_listed(autojump_clock: MockClock) -> None:
     assert first == {
         "id": client.request.id,
         "caller_id": None,
+        "tenant": None,
         "route": "/v1/chat/completions",
         "model": "m",
         "engine": "e0",

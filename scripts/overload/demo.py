@@ -20,8 +20,8 @@ from pathlib import Path
 
 import httpx
 import trio
-from demo import Child
 
+from gateway.demo.children import Child
 from overload.answers import MODEL
 from overload.display import Display, Reading, Result, table
 from overload.gpu import Settings, blocks_of

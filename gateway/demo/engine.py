@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """llama.cpp's own HTTP server, from the xllamacpp wheel, on one GGUF file.
 
-    demo_engine.py MODEL.gguf [--port 8081] [--alias NAME] [--parallel 2] …
+    python -m gateway.demo.engine MODEL.gguf [--port 8081] [--alias NAME] [--parallel 2] …
 
 It says "listening on ADDRESS" when it answers (with --port 0 the way to learn the port), and ends with status
 0 on SIGTERM or SIGINT. --parent PID: it is killed when that process, its parent, is gone.
@@ -62,7 +61,7 @@ def main() -> None:
     if not options.model.is_file():
         sys.exit(f"{options.model}: no such file")
 
-    import xllamacpp  # here, so that --help works without it
+    import xllamacpp  # noqa: PLC0415 - so that --help works without it
 
     params = xllamacpp.CommonParams()
     params.model.path = str(options.model)

