@@ -94,7 +94,7 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
     else:
         spool.end()
     finally:
-        commit.scope.cancel()
+        commit.over()
         work.over(committed=commit.done)
 
 
@@ -113,7 +113,7 @@ async def _take_in(
         commit()
         return
     if seconds and isinstance(request.tail, SseTail):
-        work.nursery.start_soon(commit.later, seconds)
+        commit.later(seconds, work.nursery)
     await _relay(work, answer, attempt, spool, clock, commit)
 
 
