@@ -100,21 +100,21 @@ export function histogram(svg, buckets, marks, label) {
     const bar = make("rect", { class: "bar", x: left + 1, width: width - 2, y: y(count), height: y(0) - y(count) });
     bar.append(make("title", {}, `${Number.isFinite(bound) ? `up to ${span(bound)}` : "longer"}: ${count}`));
     svg.append(bar);
-    if (shown.length < 9 || index % 2 === 0) {
-      svg.append(make("text", { x: left + width, y: HEIGHT - 5, "text-anchor": "middle" }, Number.isFinite(bound) ? span(bound) : ""));
+    const atTheEnd = index === shown.length - 1;
+    if (Number.isFinite(bound) && (shown.length < 9 || index % 2 === 0)) {
+      svg.append(make("text", { x: left + width, y: HEIGHT - 5, "text-anchor": atTheEnd ? "end" : "middle" }, span(bound)));
     }
   });
-  let row = 0;
-  for (const [name, seconds] of Object.entries(marks)) {
+  for (const seconds of Object.values(marks)) {
     if (seconds === null || seconds === undefined) continue;
     const index = shown.findIndex(([bound]) => seconds <= bound);
     if (index < 0) continue;
-    const low = index || first ? (counts[first + index - 1]?.[0] ?? 0) : 0, high = shown[index][0];
+    const low = counts[first + index - 1]?.[0] ?? 0, high = shown[index][0];
     const within = Number.isFinite(high) ? (seconds - low) / (high - low) : 0.5;
     const x = LEFT + (index + Math.min(1, Math.max(0, within))) * width;
     svg.append(make("line", { class: "mark", x1: x, x2: x, y1: TOP, y2: y(0) }));
-    svg.append(make("text", { x: x + (x > WIDTH - 90 ? -4 : 4), y: TOP + 9 + 12 * row++, "text-anchor": x > WIDTH - 90 ? "end" : "start" }, `${name} ${span(seconds)}`));
   }
+  note(svg, Object.entries(marks).map(([name, seconds]) => `${name} ${span(seconds)}`).join(", "));
   svg.setAttribute("aria-label", label);
 }
 
@@ -123,16 +123,21 @@ function ago(svg, seconds) {
   svg.append(make("text", { x: WIDTH - RIGHT, y: HEIGHT - 5, "text-anchor": "end" }, "now"));
 }
 
-function legend(svg, series) {
+function note(svg, text) {
   const caption = svg.parentElement.querySelector("figcaption");
   caption.querySelector(".key")?.remove();
-  if (!series.length) return;
   const key = document.createElement("span");
   key.className = "key";
+  key.textContent = text && ` ${text}`;
+  caption.append(key);
+  return key;
+}
+
+function legend(svg, series) {
+  const key = note(svg, "");
   for (const { name, colour } of series) {
     const dot = document.createElement("i");
     dot.style.background = colour;
     key.append(dot, name);
   }
-  caption.append(key);
 }

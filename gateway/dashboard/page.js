@@ -72,7 +72,8 @@ function now() {
   set($("streaming"), String(sum("running")));
   set($("streaming-of"), `of ${sum("slots")} slots; ${sum("reclaiming")} reclaiming, ${sum("ghosts")} ghosts`);
   set($("waiting"), String(state.queue.waiting));
-  set($("waiting-of"), `of ${state.queue.most} at most; ${Object.keys(state.queue.tenants).length} tenants`);
+  const tenants = Object.keys(state.queue.tenants).filter(Boolean).length;
+  set($("waiting-of"), `of ${state.queue.most} at most${tenants ? `, of ${tenants} tenant${tenants > 1 ? "s" : ""}` : ""}`);
   set($("rate"), short(state.sample ? state.sample[1] : null));
   set($("made"), `${short(state.tokens.completion ?? 0)} made for ended requests`);
   set($("ttft-p50"), span(state.ttft.p50));
@@ -161,15 +162,14 @@ function charts() {
   lines($("chart-tokens"), times, [{ name: "tokens/s", colour: "var(--running)", values: tokens }], seconds, `Tokens a second, now ${short(tokens.at(-1))}`);
   lines($("chart-load"), times, [{ name: "slots held", colour: "var(--running)", values: running },
     { name: "waiting", colour: "var(--reclaiming)", values: waiting }], seconds, `Slots held ${running.at(-1) ?? 0}, waiting ${waiting.at(-1) ?? 0}`);
-  const minutes = [];
+  const minutes = Array.from({ length: HISTORY / 60 }, () => ({}));
   const end = times.at(-1) ?? 0;
   for (const sample of history) {
-    const back = Math.floor((end - sample[0]) / 60);
-    minutes[back] ??= {};
-    for (const [outcome, count] of Object.entries(sample[4])) minutes[back][outcome] = (minutes[back][outcome] ?? 0) + count;
+    const minute = minutes[Math.floor((end - sample[0]) / 60)] ?? {};
+    for (const [outcome, count] of Object.entries(sample[4])) minute[outcome] = (minute[outcome] ?? 0) + count;
   }
   const totals = Object.entries(state.outcomes).map(([outcome, count]) => `${outcome} ${count}`).join(", ");
-  stacks($("chart-outcomes"), Array.from(minutes, (each) => each ?? {}).reverse(), `Ended since the start: ${totals || "none"}`);
+  stacks($("chart-outcomes"), minutes.reverse(), `Ended since the start: ${totals || "none"}`);
   for (const name of ["ttft", "teardown"]) {
     const { buckets, p50, p95, p99 } = state[name];
     histogram($(`chart-${name}`), buckets, { p50, p95, p99 }, `p50 ${span(p50)}, p95 ${span(p95)}, p99 ${span(p99)}; ${buckets.at(-1)[1]} in all`);
@@ -179,7 +179,7 @@ function charts() {
 function tenants() {
   const rows = Object.entries(state.queue.tenants).sort(([, one], [, other]) => other.waiting - one.waiting);
   const body = $("tenants").tBodies[0];
-  fill(body, rows.length ? rows.map(([name, each]) => [name || "(nobody's)", each.waiting, each.held, span(each.longest_seconds)])
+  fill(body, rows.length ? rows.map(([name, each]) => [name || "everybody", each.waiting, each.held, span(each.longest_seconds)])
     : [["Nobody waits.", "", "", ""]], ["cut", "number", "number", "number"]);
 }
 
