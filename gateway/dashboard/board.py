@@ -7,7 +7,7 @@ relay's spool has nothing to do here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -50,7 +50,7 @@ class Board:
         event, self._next = self._next, trio.Event()
         event.set()
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield what one page is sent: at once what there is, then the state each second."""
         self.pages += 1
         try:
@@ -79,6 +79,7 @@ class Board:
             "version": package.__version__,
             "uptime_seconds": round(now - self._started),
             "draining": gateway.draining,
+            "login": gateway.config.server.admin_token is not None,
             "engines": {engine.name: view_of(engine) for engine in gateway.known_engines},
             "queue": gateway.admission.view(),
             "outcomes": history.outcomes,

@@ -55,6 +55,7 @@ function schedule() {
 function draw() {
   link();
   if (!state) return;
+  $("leave").hidden = !state.login;
   now();
   engines();
   charts();
@@ -69,8 +70,8 @@ function now() {
   const sum = (key) => slots.reduce((total, each) => total + each[key], 0);
   const saved = Object.values(state.saved);
   set($("about"), `version ${state.version}, up ${span(state.uptime_seconds)}`);
-  set($("streaming"), String(sum("running")));
-  set($("streaming-of"), `of ${sum("slots")} slots; ${sum("reclaiming")} reclaiming, ${sum("ghosts")} ghosts`);
+  set($("running"), String(sum("running")));
+  set($("running-of"), `of ${sum("slots")} slots; ${sum("reclaiming")} reclaiming, ${sum("ghosts")} ghosts`);
   set($("waiting"), String(state.queue.waiting));
   const tenants = Object.keys(state.queue.tenants).filter(Boolean).length;
   set($("waiting-of"), `of ${state.queue.most} at most${tenants ? `, of ${tenants} tenant${tenants > 1 ? "s" : ""}` : ""}`);

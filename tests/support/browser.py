@@ -58,7 +58,7 @@ class Browser:
 
     async def until(self, script: str, *arguments: Any) -> Any:
         """Until the page says something true, and what."""
-        while not (value := await self.run(script, *arguments)):
+        while not (value := await self.run(script, *arguments)):  # noqa: ASYNC110 - it is another process's event
             await trio.sleep(0.05)
         return value
 
@@ -76,7 +76,7 @@ class Browser:
 
     async def screenshot(self, file: Path) -> None:
         answer = await self._client.get(self._session + "/screenshot")
-        file.write_bytes(base64.b64decode(answer.json()["value"]))
+        await trio.Path(file).write_bytes(base64.b64decode(answer.json()["value"]))
 
     async def complaints(self) -> list[str]:
         """What the page wrote to the console that isn't chatter."""
