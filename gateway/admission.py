@@ -21,7 +21,7 @@ from gateway.errors import Code, GatewayError
 from gateway.fairness import CLASSES, Queue
 from gateway.lanes import Share, Waiter
 from gateway.ledger import Slot
-from gateway.tickets import Stage, Ticket, fitting, no_engine
+from gateway.tickets import Stage, Ticket, fitting, no_engine, why_nowhere
 
 
 class Admission:
@@ -166,9 +166,33 @@ class Admission:
             ticket.go(stage)
 
     def wake(self) -> None:
-        """Grant whoever can go now: an engine takes requests again, or more of them."""
+        """An engine takes requests again, or none any more: have who waits go where he should, and grant."""
         if self.queue:
+            now = trio.current_time()
+            for ticket in self.tickets():
+                if len(ticket.stages) > 1:
+                    self._restage(ticket, ticket.next_stage(now))
             self._grant()
+
+    def replan(self, *, refuse: bool) -> None:
+        """The engines or the routes have changed: have everybody who waits look where to go, and grant.
+
+        Who has nowhere to go is refused, or waits on where he is.
+        """
+        now = trio.current_time()
+        for ticket in self.tickets():
+            before, stage = ticket.stages, ticket.replan(now)
+            if stage is not None and ticket.may_be_held:
+                self._restage(ticket, stage)
+            elif refuse:
+                self.refuse(ticket, why_nowhere(ticket))
+            else:
+                ticket.stages = before
+        self.wake()
+
+    def _restage(self, ticket: Ticket, stage: Stage | None) -> None:
+        if stage is not None and (stage.engines != ticket.engines or stage.model != ticket.model):
+            self.move(ticket, stage)
 
     def close(self) -> None:
         """Refuse everybody who waits and everybody who comes: the gateway is draining."""
@@ -180,10 +204,12 @@ class Admission:
         if self._closed:
             raise _draining()
         now = trio.current_time()
-        if not all(engine.in_use for engine in ticket.engines):
-            # One was removed since the ticket was made.
-            if (stage := ticket.replan(now)) is None:
-                raise no_engine()
+        if not (ticket.may_be_held and all(map(ticket.fits, ticket.engines))):
+            # One was removed since the ticket was made, or is smaller than it was.
+            if (stage := ticket.replan(now)) is None or not ticket.may_be_held:
+                raise why_nowhere(ticket)
+            ticket.go(stage)
+        elif len(ticket.stages) > 1 and (stage := ticket.next_stage(now)) is not None:
             ticket.go(stage)
         if self.queue.seat_now(ticket, self._seat, now):
             return self._seated(ticket)

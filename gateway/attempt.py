@@ -29,10 +29,14 @@ REST_SECONDS = 1.0
 """How long an engine is left alone that answers 429 and doesn't say how long."""
 
 
+_NOT_MADE_FOR_IT = frozenset({501, 505})
+"""A request's own doing: llama.cpp gives 501 to embeddings unless it was started for them."""
+
+
 def _retry_after(headers: RawHeaders) -> float | None:
     """Read ``Retry-After`` in seconds (RFC 9110, 10.2.3); a date is taken for not said: clocks differ."""
     value = (find(headers, b"retry-after") or b"").strip()
-    return float(value) if value.isdigit() and len(value) < 10 else None
+    return float(value) if value.isdigit() else None
 
 
 class Attempt:
@@ -141,16 +145,17 @@ class Attempt:
         return self.intake
 
     def _judge(self, answer: Answer) -> None:
-        """Take an error answer for what it says of the engine. A client's own fault (4xx) shows it alive."""
+        """Take an error answer for what it says of the engine.
+
+        A client's own fault (4xx) says nothing, nor does what this engine was never made for (501, 505).
+        """
         now, health = trio.current_time(), self.engine.health
         if answer.status in (429, 503) and (pause := _retry_after(answer.headers)) is not None:
             health.rest(now, pause)
         elif answer.status == 429:
             health.rest(now, REST_SECONDS)
-        if answer.status >= 500:
+        if answer.status >= 500 and answer.status not in _NOT_MADE_FOR_IT:
             health.failed(self.slot, now, f"it answers {answer.status}")
-        elif answer.status >= 400:
-            health.succeeded(self.slot, self.slot.written, now)
 
     def told_an_error(self, *, begun: bool = False) -> None:
         """There is an error in the stream, though its status was 200; ``begun``: behind some output."""
@@ -161,7 +166,7 @@ class Attempt:
     def ended_with(self, *pieces: bytes) -> None:
         """The stream has ended, with these pieces as its last: there may be an error in them."""
         of_events = isinstance(self._request.tail, SseTail | NdjsonTail)
-        if of_events and not self._refused and any(map(error_in, pieces)):
+        if of_events and not self._refused and error_in(b"".join(pieces)) is not None:
             self.told_an_error(begun=True)
 
     def begun(self) -> None:

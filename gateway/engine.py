@@ -6,6 +6,7 @@ is only what the request's nursery needs to know of it.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -113,6 +114,8 @@ class Engine:
         self.policy = self._policy()
         self.retired = False
         """It isn't configured any more, and is let go when it is free."""
+        self.tls: ssl.SSLContext | None = None
+        """Whom it is believed to be by, where it is called over TLS."""
         self.transport = transport
         self._prefix = prefix
 

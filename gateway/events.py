@@ -48,6 +48,17 @@ def error_in(data: bytes, *, at_first: bool = False) -> bytes | None:
     return said[1] if said else b"{}"
 
 
+_ERRORS = (b'{"error":{', b'{"error":"', b'{"object":"error"', b'{"type":"error"')
+_ERROR_BEGINS = (*_ERRORS, *(b"data:" + each for each in _ERRORS), b"event:error")
+_BLANKS = bytes.maketrans(b"", b""), b" \t"
+
+
+def may_begin_error(data: bytes) -> bool:
+    """Whether an unfinished first line of a stream may become an error, or is the beginning of one."""
+    line = data[:_LONGEST_MARKER].translate(*_BLANKS)
+    return any(begin.startswith(line) or line.startswith(begin) for begin in _ERROR_BEGINS)
+
+
 class Tail:
     """A body without events: only its framing tells the end."""
 

@@ -44,6 +44,15 @@ class Fleet:
             for engine in engines:
                 nursery.start_soon(self._probe, engine)
 
+    async def learn(self, engine: Engine) -> None:
+        """Have an engine that is in use asked for its models, which are to count from now on.
+
+        If it doesn't say, those that were configured count until it does.
+        """
+        if not engine.learnt:
+            engine.learnt = tuple(engine.settings.models if not engine.serves_any else ())
+        await self._probes_of(engine).learn()
+
     def retire(self, engine: Engine) -> None:
         """Let an engine go once it is free; it is given nothing any more."""
         engine.retired = True
@@ -65,17 +74,34 @@ class Fleet:
                 return engine
         return None
 
+    def settings_changed(self, engine: Engine) -> None:
+        """An engine has other settings."""
+        if engine in self._probes:
+            self._probes[engine].settings_changed()
+
+    async def forget(self, engine: Engine) -> None:
+        """Let an engine go that was probed and is not to be used after all."""
+        if engine not in self._scopes:
+            self._probes.pop(engine, None)
+            await close(engine)
+
+    def _probes_of(self, engine: Engine) -> Probes:
+        if engine not in self._probes:
+            gateway = self._gateway
+            self._probes[engine] = Probes(
+                engine, gateway.requests, wake=gateway.admission.wake, learnt=gateway.learnt
+            )
+        return self._probes[engine]
+
     async def _probe(self, engine: Engine) -> None:
-        probes = self._probes[engine] = Probes(engine, self._gateway.requests, self._gateway.admission.wake)
+        probes = self._probes_of(engine)
         if engine.health.settings.probe_seconds:
             await probes.probe()
         if engine.learns:
             await probes.learn()
 
     async def _run(self, engine: Engine, scope: trio.CancelScope) -> None:
-        probes = self._probes.get(engine) or Probes(
-            engine, self._gateway.requests, self._gateway.admission.wake
-        )
+        probes = self._probes_of(engine)
         with scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._gateway.reclaimers[engine].run)

@@ -27,7 +27,7 @@ from gateway.response import Response
 from gateway.retries import Budget
 from gateway.routing import Plan, Routing
 from gateway.tenants import Charge, Tenant, Tenants, without_keys
-from gateway.tickets import Ticket, no_engine
+from gateway.tickets import Ticket
 from gateway.usage import Source, usage_of
 
 DRAIN_FAREWELL_SECONDS = 0.5
@@ -155,12 +155,11 @@ class Gateway:
 
     def replan(self) -> None:
         """The engines have changed: have everybody who waits look where to go."""
-        for ticket in self.admission.tickets():
-            if (stage := ticket.replan(trio.current_time())) is not None:
-                self.admission.move(ticket, stage)
-            else:
-                self.admission.refuse(ticket, no_engine())
-        self.admission.wake()
+        self.admission.replan(refuse=True)
+
+    def learnt(self) -> None:
+        """An engine has other models: who waits may go there. Nobody is refused for it: lists come and go."""
+        self.admission.replan(refuse=False)
 
     def end_streams(self) -> None:
         """The time to drain is over: end every answer, with the reason in it where possible."""
@@ -219,8 +218,9 @@ class Gateway:
         if tenant is not None:
             self._charges[request] = tenant, tenant.charge(sum(tokens), now)
         ticket.pick, ticket.answered = plan.pick, plan.answered
-        path, model = plan.route.path, plan.seen.model
-        ticket.where = lambda: self.routing.stages(path, model)
+        path, model, first = plan.route.path, plan.seen.model, plan.first
+        ticket.where = lambda: self.routing.stages(path, model, first)
+        plan.take_turn()
         self.retries.request(now)
         return ticket
 
@@ -282,7 +282,7 @@ class Gateway:
         stage = ticket.next_stage(now)
         if (
             stage is None
-            or request.attempts >= self.config.retry.attempts
+            or len(ticket.tried) >= self.config.retry.attempts
             or not self.retries.take(now, live=len(self.requests))
         ):
             return False

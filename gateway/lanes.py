@@ -145,11 +145,15 @@ class Lane:
     def remove(self, waiter: Waiter) -> None:
         """Take one out."""
         self.pool.waits(waiter.share, -1)
-        waiting = self._waiting[waiter.level]
-        waiting[waiter.share].pop(waiter.number)
-        if not waiting[waiter.share]:
-            del waiting[waiter.share]
-            self._entered[waiter.level].pop(waiter.share, None)
+        share, level = waiter.share, waiter.level
+        waiting = self._waiting[level]
+        waiting[share].pop(waiter.number)
+        if not waiting[share]:
+            del waiting[share]
+            self._entered[level].pop(share, None)
+        elif share not in self._entered[level]:
+            # It was parked for the sake of its first one, who may be the one that leaves.
+            self.enter(share, level)
 
     def enter(self, share: Share, level: int) -> None:
         """Have a share considered in a class, if it has somebody there."""

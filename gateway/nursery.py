@@ -107,7 +107,7 @@ async def infer(
 
 
 async def _tries(work: Work) -> Response:
-    failures: list[EngineError] = []
+    failures = work.failures
     fresh = False
     while True:
         try:
@@ -116,25 +116,21 @@ async def _tries(work: Work) -> Response:
             if error.stale and not fresh:
                 fresh = True
                 continue
-            failures.append(error)
+            work.note(error)
             if not work.goes_on and not work.goes_elsewhere():
                 break
         except GatewayError as error:
-            # That no other engine had time for it says less than what the first one said.
-            if not failures or error.code not in (Code.QUEUE_TIMEOUT, Code.QUEUE_FULL):
+            # That no other engine had time for it, or is there, says less than what the first one said.
+            if not failures or error.code not in _NOBODY_ELSE:
                 raise
             break
         else:
             return response
         fresh = False
-    best = max(failures, key=_usefulness)
+    best = work.most_useful()
     if isinstance(best, RefusedError):
         return kept(work.request, work.route, best.answer)
     raise best
 
 
-def _usefulness(error: EngineError) -> tuple[bool, bool, int]:
-    """Rank failures: an engine's own answer, of these a 429; then the gateway's with the most to say."""
-    if isinstance(error, RefusedError):
-        return True, error.answer[0] == 429, 0
-    return False, False, error.status  # 504 and 502 say more than 503, that there was nobody.
+_NOBODY_ELSE = frozenset({Code.QUEUE_TIMEOUT, Code.QUEUE_FULL, Code.NO_ENGINE})

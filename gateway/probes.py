@@ -30,13 +30,23 @@ _LEARN_SECONDS = 30.0
 class Probes:
     """Keeps an engine's health up to date. :meth:`run` has to be running.
 
-    ``live`` are the requests alive now; ``wake`` is called when the engine may be given requests again.
+    ``live`` are the requests alive now; ``wake`` is called when the engine may be given requests again,
+    and ``learnt`` when it has other models.
     """
 
-    def __init__(self, engine: Engine, live: Iterable[Marks], wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        live: Iterable[Marks],
+        *,
+        wake: Callable[[], None] = lambda: None,
+        learnt: Callable[[], None] = lambda: None,
+    ) -> None:
         self._engine = engine
         self._live = live
         self._wake = wake
+        self._learnt = learnt
+        self._settings_changed = trio.lowlevel.ParkingLot()
         self._news = trio.lowlevel.ParkingLot()
         self._flowed: dict[str, int] = {}
         self._learnt_at = -inf
@@ -48,15 +58,25 @@ class Probes:
 
     async def run(self) -> None:
         """Probe until cancelled, and tell when a backoff is over."""
+        probed_at = -inf
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._mind_backoff)
             while True:
-                seconds = self._settings.probe_seconds
-                if seconds:
+                now = trio.current_time()
+                if now >= probed_at + (self._settings.probe_seconds or inf):
+                    probed_at = now
                     await self.probe()
-                if self._engine.learns and trio.current_time() - self._learnt_at >= _LEARN_SECONDS:
+                if self._engine.learns and now >= self._learnt_at + _LEARN_SECONDS:
                     await self.learn()
-                await trio.sleep(seconds or _LEARN_SECONDS)
+                next_look = max(probed_at, now) + (self._settings.probe_seconds or inf)
+                if self._engine.learns:
+                    next_look = min(next_look, now + _LEARN_SECONDS)
+                with trio.move_on_at(next_look):
+                    await self._settings_changed.park()
+
+    def settings_changed(self) -> None:
+        """The engine or its health has other settings: look at once what they say."""
+        self._settings_changed.unpark_all()
 
     async def probe(self) -> None:
         """Ask once whether the engine is well."""
@@ -80,11 +100,14 @@ class Probes:
 
     async def learn(self) -> None:
         """Ask once which models the engine has; if it doesn't say, it keeps those that it had."""
-        self._learnt_at = trio.current_time()
         with trio.move_on_after(MODELS_SECONDS):
             found = await ask_models(self._engine)
-            if found.problem is None and found.names != self._engine.learnt:
+            if found.problem is not None:
+                return  # It is asked again with the next probe.
+            self._learnt_at = trio.current_time()
+            if found.names != self._engine.learnt:
                 self._engine.learnt = found.names
+                self._learnt()
                 log.info("engine has these models", engine=self._engine.name, models=list(found.names))
 
     def _flow(self) -> bool:

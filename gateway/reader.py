@@ -12,19 +12,20 @@ from contextlib import AsyncExitStack
 
 import trio
 
+from gateway.answers import GATHERED_ERRORS, gathered, plain, refused
 from gateway.attempt import Attempt
 from gateway.clocks import EngineClock
 from gateway.commit import Commit
-from gateway.dialect import Route, tail_for
+from gateway.dialect import tail_for
 from gateway.engine import Answer
 from gateway.errors import Code, EngineError, GatewayError, RefusedError
-from gateway.events import NdjsonTail, SseTail, Tail, error_in
+from gateway.events import NdjsonTail, SseTail, error_in, may_begin_error
 from gateway.headers import list_size, to_client
 from gateway.intake import Intake
 from gateway.request import Request
 from gateway.response import Response
 from gateway.spool import Spool
-from gateway.words import Phase, RawHeaders
+from gateway.words import Phase
 from gateway.work import Work
 
 PIECE_BYTES = 64 * 1024
@@ -38,14 +39,14 @@ MOST_HEAD_BYTES = 32 * 1024
 """An engine's head as HTTP/2 counts it. HTTP/2 clients end the connection, with all that runs
 on it, when they are sent more than they announced; the libraries' defaults begin at 64 KiB."""
 
-_OF_THE_STREAM = frozenset({b"content-type", b"content-length", b"cache-control", b"x-accel-buffering"})
-"""What an engine says of its stream isn't so of the answer that is added up of it."""
-
 RETRIED = frozenset({429, 502, 503, 504})
 """Answers that another engine may not give. A 500 may be the request's own doing."""
 
-_MOST_KEPT_BYTES = 64 * 1024
-"""Of an error answer, while another engine is tried."""
+_FIRST_EVENT_BYTES = 4096
+"""Of an error that much is waited for: they are short."""
+
+_LAST_BYTES = 4096
+"""Of a stream's end at least that much is looked at, however small its pieces."""
 
 LET_GO_SECONDS = 1.0
 """How long an engine may take to end its response after it has said that was all."""
@@ -105,11 +106,15 @@ async def _take_in(
     request, seconds = work.request, work.gateway.config.stream.heartbeat_seconds
     commit.response = _head(work, answer, spool)
     intake = attempt.answered(answer, request.tail)
-    if answer.status in RETRIED and work.goes_elsewhere():
-        raise await _refused(answer, commit.response)
+    if answer.status in RETRIED and (work.goes_elsewhere() or work.has_better(answer.status)):
+        clock.stand_still()
+        raise await refused(answer, commit.response)
     if intake.gathers:
         await _gather(work, answer, attempt, intake, clock)
-        commit.response = _gathered(request, work.route, answer, intake, spool)
+        status, body = intake.answer()
+        if status in GATHERED_ERRORS and work.goes_elsewhere():
+            raise RefusedError(status, plain(commit.response, len(body)), body)
+        commit.response = gathered(commit.response, request, status, body)
         commit()
         return
     if seconds and isinstance(request.tail, SseTail):
@@ -117,35 +122,12 @@ async def _take_in(
     await _relay(work, answer, attempt, spool, clock, commit)
 
 
-async def _refused(answer: Answer, response: Response) -> RefusedError:
-    """Keep an error answer, as far as it is short and comes soon, for the case that nobody does better."""
-    body = bytearray()
-    with trio.move_on_after(LET_GO_SECONDS):
-        try:
-            while len(body) <= _MOST_KEPT_BYTES and (data := await answer.receive()):
-                body += data
-        except EngineError:
-            pass  # What has come of it will do.
-    headers = [(name, value) for name, value in response.headers if name.lower() != b"content-length"]
-    headers.append((b"Content-Length", b"%d" % len(body)))
-    return RefusedError(response.status, headers, bytes(body))
-
-
 def _look_for_error(work: Work, attempt: Attempt, data: bytes, commit: Commit) -> None:
     """Look whether a stream begins with an error: what has a status of 200 may be one all the same."""
-    if not isinstance(work.request.tail, SseTail | NdjsonTail):
-        return
     if (said := error_in(data, at_first=True)) is not None:
         attempt.told_an_error()
-        if work.goes_elsewhere():
-            raise RefusedError(502, _plain(commit.response, len(said)), said)
-
-
-def _plain(response: Response | None, length: int) -> RawHeaders:
-    """The head of a stream, for an error answer in its place."""
-    assert response is not None
-    headers = [(name, value) for name, value in response.headers if name.lower() not in _OF_THE_STREAM]
-    return [*headers, (b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % length)]
+        if not commit.done and work.goes_elsewhere():
+            raise RefusedError(502, plain(commit.response, len(said)), said)
 
 
 def _head(work: Work, answer: Answer, spool: Spool) -> Response:
@@ -186,7 +168,10 @@ async def _relay(
 
     def take(data: bytes) -> bool:
         nonlocal last, before
-        before, last = last, data
+        if len(last) > _LAST_BYTES:
+            before, last = last, data
+        else:
+            last += data
         measure(data)
         if intake.sifts:
             data = intake.sift(data)
@@ -195,9 +180,7 @@ async def _relay(
         clock.next_read()
         return not (request.tail.done or spool.full)
 
-    more, data = await _first(answer, intake, clock)
-    _look_for_error(work, attempt, data, commit)
-    commit()
+    more, data = await _beginning(work, answer, attempt, clock, commit)
     last = data
     if data:
         pass_on(data)
@@ -215,15 +198,43 @@ async def _relay(
     attempt.ended_with(before, last)
 
 
-async def _first(answer: Answer, intake: Intake, clock: EngineClock) -> tuple[bool, bytes]:
-    """Wait for the first bytes that are for the client; say also whether there may be more."""
+async def _beginning(
+    work: Work, answer: Answer, attempt: Attempt, clock: EngineClock, commit: Commit
+) -> tuple[bool, bytes]:
+    """Commit with the first bytes, and return them; say also whether there may be more."""
+    intake, of_events = attempt.intake, isinstance(work.request.tail, SseTail | NdjsonTail)
+    assert intake is not None
+    more, data = await _first(answer, intake, clock, of_events=of_events)
+    if not more:
+        data += intake.rest()
+    if of_events:
+        if not more and (not data or _half_an_error(data)):
+            raise _unfinished()  # Nothing of it has gone to the client.
+        _look_for_error(work, attempt, data, commit)
+    commit()
+    return more, data
+
+
+async def _first(
+    answer: Answer, intake: Intake, clock: EngineClock, *, of_events: bool
+) -> tuple[bool, bytes]:
+    """Wait for the first bytes that are for the client; say also whether there may be more.
+
+    An error at the beginning of a stream of events is waited for until it is whole.
+    """
+    first = b""
     while data := await answer.receive():
         intake.measure(data)
-        if passing := intake.sift(data):
-            return True, passing
+        first += intake.sift(data)
+        if first and not (of_events and _half_an_error(first)):
+            return True, first
         # The response isn't committed yet, but the engine isn't silent.
         clock.next_read()
-    return False, b""
+    return False, first
+
+
+def _half_an_error(first: bytes) -> bool:
+    return first[-1:] not in b"\r\n" and len(first) < _FIRST_EVENT_BYTES and may_begin_error(first)
 
 
 def _begun(work: Work, attempt: Attempt) -> None:
@@ -243,23 +254,12 @@ async def _gather(work: Work, answer: Answer, attempt: Attempt, intake: Intake, 
         if passing := intake.sift(data):
             begins, request.phase = request.phase is not Phase.STREAMING, Phase.STREAMING
             request.tail.feed(passing)
+            if begins and error_in(passing, at_first=True) is not None:
+                attempt.told_an_error()
             attempt.begun()
             if begins:
                 _begun(work, attempt)
             intake.gather(passing)
-
-
-def _gathered(request: Request, route: Route, answer: Answer, intake: Intake, spool: Spool) -> Response:
-    """Make the whole answer of one that was streamed to us; its head is the engine's but for the content."""
-    status, body = intake.answer()
-    request.tail = Tail()
-    request.passed(body)
-    spool.push(body)
-    headers = to_client(answer.headers, request_id=request.caller_id or request.id, event_stream=False)
-    headers = [(name, value) for name, value in headers if name.lower() not in _OF_THE_STREAM]
-    headers.append((b"Content-Type", b"application/json; charset=utf-8"))
-    headers.append((b"Content-Length", b"%d" % len(body)))
-    return Response(status, headers, spool, request.tail, route)
 
 
 async def _let_go(request: Request, answer: Answer, attempt: Attempt, spool: Spool) -> None:

@@ -29,7 +29,8 @@ MOST_MODEL_CHARACTERS = 256
 class Plan:
     """What is to be done for a request: its route, the engines it may go to, what its body says.
 
-    ``answered`` is told which engine has begun to answer it.
+    ``answered`` is told which engine has begun to answer it, and ``take_turn`` that it was admitted;
+    ``first`` is the target whose turn it is.
     """
 
     route: Route
@@ -37,6 +38,8 @@ class Plan:
     seen: Peek
     pick: Pick = least_loaded
     answered: Callable[[Engine], None] | None = None
+    take_turn: Callable[[], None] = lambda: None
+    first: config.Target | None = None
 
     @property
     def cost(self) -> int:
@@ -84,10 +87,12 @@ class Routing:
         request.model = seen.model
         request.model_label = self.label(seen.model)
         request.stream = route.streams if seen.stream is None else seen.stream
-        if stages := self.stages(route.path, seen.model):
-            name = self._names.get(seen.model or "")
-            pick, answered = name.spread(request, seen) if name else (least_loaded, None)
-            return Plan(route, stages, seen, pick, answered)
+        name = self._names.get(seen.model or "")
+        first = name.turn() if name else None
+        if stages := self.stages(route.path, seen.model, first):
+            if name is None:
+                return Plan(route, stages, seen)
+            return Plan(route, stages, seen, *name.spread(request, seen), name.take_turn, first)
         if seen.model is None:
             raise GatewayError(Code.INVALID_REQUEST, "The request must name a model.", param="model")
         raise GatewayError(
@@ -96,10 +101,13 @@ class Routing:
             param="model",
         )
 
-    def stages(self, path: str, model: str | None) -> list[Stage]:
-        """Return where a request for ``model`` may go, in the order in which it is tried."""
+    def stages(self, path: str, model: str | None, first: config.Target | None = None) -> list[Stage]:
+        """Return where a request for ``model`` may go, in the order in which it is tried.
+
+        ``first`` is the target of its route whose turn it is.
+        """
         stages = []
-        for target in self._targets(model):
+        for target in self._targets(model, first):
             engines = tuple(
                 engine for engine in self.engines if path in engine.paths and _serves(engine)(target)
             )
@@ -107,13 +115,17 @@ class Routing:
                 stages.append(Stage(engines, None if target.model == model else target.model))
         return stages
 
-    def _targets(self, model: str | None) -> Sequence[_Target]:
-        route = self._names.get(model or "")
-        if route is None:
-            return [_Target(model)]
-        targets = route.targets()
-        for fallback in route.settings.fallbacks:
-            targets += self._targets(fallback)
+    def _targets(self, model: str | None, first: config.Target | None) -> Sequence[_Target]:
+        targets: list[_Target] = []
+        ahead, seen = [model], set[str | None]()
+        while ahead:  # Of the routes it falls back to each once, however many lead there.
+            name = ahead.pop(0)
+            if name in seen:
+                continue
+            seen.add(name)
+            route = self._names.get(name or "")
+            targets += route.targets(first if name == model else None) if route else [_Target(name)]
+            ahead = [*(route.settings.fallbacks if route else ()), *ahead]
         return targets
 
 
@@ -134,20 +146,37 @@ class _Name:
 
     def __init__(self, settings: config.Route, before: _Name | None = None) -> None:
         self.settings = settings
-        self._turns = [0.0 for _ in settings.to]
+        same = before is not None and before.settings.to == settings.to
+        self._turns: list[float] = (
+            before._turns if before is not None and same else [0.0 for _ in settings.to]
+        )
         self._prefixes: Prefixes = before._prefixes if before is not None else Prefixes()
 
-    def targets(self) -> list[_Target]:
-        """Return its targets, first the one whose turn it is (nginx's smooth weighted round robin)."""
+    def turn(self) -> config.Target | None:
+        """Return the target whose turn it is (nginx's smooth weighted round robin)."""
+        targets = self.settings.to
+        return targets[self._next()] if targets else None
+
+    def take_turn(self) -> None:
+        """A request has taken that turn."""
+        targets = self.settings.to
+        if len(targets) > 1:
+            first = self._next()
+            for index, target in enumerate(targets):
+                self._turns[index] += target.weight
+            self._turns[first] -= sum(target.weight for target in targets)
+
+    def _next(self) -> int:
+        targets, turns = self.settings.to, self._turns
+        return max(range(len(targets)), key=lambda index: turns[index] + targets[index].weight)
+
+    def targets(self, first: config.Target | None) -> list[_Target]:
+        """Return its targets, ``first`` first; without one in the order of the configuration."""
         targets = self.settings.to
         if not targets:
             return [_Target(self.settings.model)]
-        if len(targets) > 1:
-            for index, target in enumerate(targets):
-                self._turns[index] += target.weight
-            first = max(range(len(targets)), key=self._turns.__getitem__)
-            self._turns[first] -= sum(target.weight for target in targets)
-            targets = (targets[first], *targets[:first], *targets[first + 1 :])
+        if first in targets:
+            targets = (first, *(target for target in targets if target is not first))
         return [_Target(target.model, target.engines) for target in targets]
 
     def spread(self, request: Request, seen: Peek) -> tuple[Pick, Callable[[Engine], None] | None]:

@@ -90,8 +90,7 @@ async def run(
                 fleet,
                 load=load,
                 make=lambda new, number: make_engines(new, arrivals, only=number)[0],
-                check=lambda new: _check(new, admin),
-                applied=_Applied(app, data, tls),
+                prepare=_Prepared(gateway, app, data, admin),
             )
             await fleet.probe([engine for engine in engines if engine.learns])
             for engine in engines:
@@ -112,19 +111,29 @@ async def run(
 
 
 @dataclass(frozen=True, slots=True)
-class _Applied:
-    """Tells those of a new configuration who don't look at it each time."""
+class _Prepared:
+    """Reads what a new configuration names, and tells those of it who don't look at it each time."""
 
+    gateway: Gateway
     app: DataPlane
     data: Plane
-    tls: ssl.SSLContext | None
+    admin: Listener
 
-    def __call__(self, new: Config) -> None:
-        if self.tls is not None and new.server.tls is not None:
-            self.tls.load_cert_chain(new.server.tls.certificate, new.server.tls.key)
-        logs.apply(new.log)
-        self.app.budget.resize(new.server.bodies_bytes)
-        self.data.most_connections = new.server.max_connections
+    def __call__(self, new: Config) -> Callable[[], None]:
+        _keep_private(new, self.admin)
+        tls = make_tls(new)
+        authorities = _authorities(new)
+
+        def take_into_use() -> None:
+            self.data.tls = tls
+            for engine in self.gateway.engines:
+                if engine.tls is not None and engine.name in authorities:
+                    engine.tls.load_verify_locations(cadata=authorities[engine.name])
+            logs.apply(new.log)
+            self.app.budget.resize(new.server.bodies_bytes)
+            self.data.most_connections = new.server.max_connections
+
+        return take_into_use
 
 
 @contextmanager
@@ -140,10 +149,15 @@ def _bound(config: Config, scheme: str) -> Iterator[tuple[list[Listener], Listen
         yield [listen(address, scheme) for address in config.server.listen], listen(config.server.admin)
 
 
-def _check(new: Config, admin: Listener) -> None:
-    """See that a configuration can be used that is to be reloaded. Raises ConfigError."""
-    _keep_private(new, admin)
-    make_tls(new)
+def _authorities(config: Config) -> dict[str, str]:
+    """Read the authorities of the engines that have their own, by engine. Raises ConfigError."""
+    found = {}
+    for number, engine in enumerate(config.engines):
+        if engine.ca is not None:
+            with _fault_of(f"engine[{number}].ca"):
+                found[engine.name] = Path(engine.ca).read_text("ascii", "replace")
+                ssl.create_default_context(cadata=found[engine.name])
+    return found
 
 
 def _keep_private(config: Config, admin: Listener) -> None:

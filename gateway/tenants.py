@@ -106,14 +106,15 @@ class Tenants:
     """All tenants, by their keys."""
 
     def __init__(self, settings: Iterable[config.Tenant]) -> None:
-        self._names: dict[str, Tenant] = {}
+        self._known: dict[str, Tenant] = {}
+        """Also those that aren't configured any more, while they have something to end."""
         self.apply(settings)
 
     def apply(self, settings: Iterable[config.Tenant]) -> None:
         """Have these tenants from now on; who was there keeps his place and his debts."""
         tenants = []
         for each in settings:
-            tenant = self._names.get(each.name)
+            tenant = self._known.get(each.name)
             if tenant is None:
                 tenant = Tenant(each)
             else:
@@ -121,6 +122,8 @@ class Tenants:
             tenants.append(tenant)
         self.all = tuple(tenants)
         self._names = {tenant.name: tenant for tenant in self.all}
+        leaving = {name: each for name, each in self._known.items() if each.share.held or each.share.waiters}
+        self._known = {**leaving, **self._names}
         self._owners = {
             bytes.fromhex(key.removeprefix("sha256:")): tenant
             for tenant in self.all

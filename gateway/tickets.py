@@ -24,10 +24,6 @@ class Stage:
     engines: tuple[Engine, ...]
     model: str | None = None
 
-    def without(self, tried: Sequence[Engine]) -> tuple[Engine, ...]:
-        """Return the engines that haven't been ``tried`` and that are in use."""
-        return tuple(each for each in self.engines if each not in tried and each.in_use)
-
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Ticket(Waiter):
@@ -59,17 +55,29 @@ class Ticket(Waiter):
     def next_stage(self, now: float) -> Stage | None:
         """Return where it may go from here: the first stage with an engine that is up, or else with any.
 
-        What was tried isn't tried again.
+        What was tried isn't tried again, and what couldn't hold it isn't waited for.
         """
-        rest = [Stage(left, each.model) for each in self.stages if (left := each.without(self.tried))]
+        rest = [Stage(left, each.model) for each in self.stages if (left := self._left_of(each))]
         up = (each for each in rest if any(_is_up(engine, now) for engine in each.engines))
         return next(up, rest[0] if rest else None)
+
+    def _left_of(self, stage: Stage) -> tuple[Engine, ...]:
+        return tuple(each for each in stage.engines if each not in self.tried and self.fits(each))
 
     def replan(self, now: float) -> Stage | None:
         """Engines or routes have changed: make the stages anew, and return where it may go from here."""
         if self.where is not None:
-            self.stages = fitting(self.where(), self.cost, sum(self.tokens))
+            self.stages = self.where()
         return self.next_stage(now)
+
+    @property
+    def may_be_held(self) -> bool:
+        """Whether its tenant may have so many slots at all."""
+        return not self.share.slots or self.cost <= self.share.slots
+
+    def fits(self, engine: Engine) -> bool:
+        """Whether an engine is in use and could ever hold it."""
+        return engine.in_use and _holds(engine, self.cost, sum(self.tokens))
 
     def go(self, stage: Stage) -> None:
         """Wait for the engines of ``stage`` from now on."""
@@ -124,6 +132,18 @@ def no_engine() -> GatewayError:
     """Say that no engine is left."""
     what = "Every engine for this model is kept free by an operator, or gone; try again later."
     return GatewayError(Code.NO_ENGINE, what)
+
+
+def why_nowhere(ticket: Ticket) -> GatewayError:
+    """Say why a request that waited, or was to be tried again, can't go anywhere any more."""
+    engines = [engine for stage in ticket.stages for engine in stage.engines if engine.in_use]
+    if ticket.may_be_held and (not engines or any(map(ticket.fits, engines))):
+        return no_engine()
+    what = f"{ticket.cost} sequences and {sum(ticket.tokens)} tokens"
+    return GatewayError(
+        Code.INVALID_REQUEST,
+        f"There is no room for {what} any more: an engine or a limit has become smaller.",
+    )
 
 
 def _is_up(engine: Engine, now: float) -> bool:

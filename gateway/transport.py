@@ -66,19 +66,22 @@ def make_engine(
     """
     unix = settings.url.startswith("unix:")
     url = urlsplit("http://localhost" if unix else settings.url)
-    return Engine(
+    transport = HttpxTransport(
+        url,
+        uds=settings.url.removeprefix("unix:") if unix else None,
+        ca=settings.ca,
+        connect_seconds=connect_seconds or None,
+        arrivals=arrivals,
+    )
+    engine = Engine(
         settings,
-        HttpxTransport(
-            url,
-            uds=settings.url.removeprefix("unix:") if unix else None,
-            ca=settings.ca,
-            connect_seconds=connect_seconds or None,
-            arrivals=arrivals,
-        ),
+        transport,
         host=url.netloc.encode("idna" if not url.netloc.isascii() else "ascii"),
         prefix=url.path.rstrip("/").encode("ascii"),
         health=health,
     )
+    engine.tls = transport.tls
+    return engine
 
 
 class HttpxTransport:
@@ -93,8 +96,8 @@ class HttpxTransport:
         connect_seconds: float | None,
         arrivals: Arrivals | None = None,
     ) -> None:
-        verify = ssl.create_default_context(cafile=ca) if url.scheme == "https" else False
-
+        self.tls = ssl.create_default_context(cafile=ca) if url.scheme == "https" else None
+        verify: ssl.SSLContext | bool = self.tls or False
         options = _SOCKET_OPTIONS if uds is None else []
 
         def transport(keepalive: int | None) -> httpx.AsyncBaseTransport:

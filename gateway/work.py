@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import trio
@@ -11,11 +11,28 @@ import trio
 from gateway.attempt import Attempt
 from gateway.dialect import Route
 from gateway.engine import Engine
-from gateway.errors import EngineError
+from gateway.errors import EngineError, RefusedError
 from gateway.gateway import Gateway
 from gateway.ledger import Slot
 from gateway.request import Request
 from gateway.tickets import Ticket
+
+TOO_MANY = 429
+"""The most useful of engines' errors: it says that it is worth coming back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: EngineError
+    engine: str | None
+    model: str | None
+
+
+def _usefulness(error: EngineError) -> tuple[bool, bool, int]:
+    """Rank failures: an engine's own answer, of these a 429; then the gateway's with the most to say."""
+    if isinstance(error, RefusedError):
+        return True, error.answer[0] == TOO_MANY, 0
+    return False, False, error.status  # 504 and 502 say more than 503, that there was nobody.
 
 
 @dataclass(slots=True)
@@ -34,6 +51,22 @@ class Work:
     fields: Sequence[tuple[str, msgspec.Raw]]
     at: tuple[Engine, Slot] | None = None
     goes_on: bool = False
+    failures: list[_Failure] = field(default_factory=list)
+
+    def note(self, error: EngineError) -> None:
+        """A try has failed; where, is what the record says if nothing better comes of the others."""
+        self.failures.append(_Failure(error, self.request.engine, self.request.served_model))
+
+    def has_better(self, status: int) -> bool:
+        """Whether an engine before has given a more useful error answer than one with ``status``."""
+        refused = (each.error for each in self.failures if isinstance(each.error, RefusedError))
+        return status != TOO_MANY and any(error.answer[0] == TOO_MANY for error in refused)
+
+    def most_useful(self) -> EngineError:
+        """Choose the failure that its client is told, and have the record name its engine."""
+        best = max(self.failures, key=lambda each: _usefulness(each.error))
+        self.request.engine, self.request.served_model = best.engine, best.model
+        return best.error
 
     def goes_elsewhere(self) -> bool:
         """Whether another engine is to be tried, after the last one has failed."""

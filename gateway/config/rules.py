@@ -79,7 +79,10 @@ def _route(
                 _unknown(walk, where, f"there is no engine {quote(name)}", name, by_name)
             elif not {target.get("model"), "*", "auto"} & set(by_name[name].get("models", ["*"])):
                 walk.fault(where, f"engine {quote(name)} doesn't serve {quote(str(target.get('model')))}")
-    for index, name in enumerate(route.get("fallbacks", [])):
+    fallbacks = route.get("fallbacks", [])
+    for index, name in enumerate(fallbacks):
+        if name in fallbacks[:index]:
+            walk.fault(f"{at}.fallbacks[{index}]", f"the same as fallbacks[{fallbacks.index(name)}]")
         _served(walk, f"{at}.fallbacks[{index}]", name, served | {each for each in named if each})
 
 

@@ -57,7 +57,7 @@ class Listener:
         connected: Callable[[trio.abc.Stream], Awaitable[None]],
         connections: trio.Nursery,
         *,
-        tls: ssl.SSLContext | None,
+        tls: Callable[[], ssl.SSLContext | None],
         stall_seconds: float,
         fault: Callable[[OSError], None],
     ) -> None:
@@ -80,7 +80,10 @@ class Listener:
                     await trio.sleep(ACCEPT_AGAIN_SECONDS)
                     break
                 plain = ClientStream(trio.socket.from_stdlib_socket(accepted), stall_seconds=stall_seconds)
-                stream = trio.SSLStream(plain, tls, server_side=True, https_compatible=True) if tls else plain
+                context = tls()
+                stream: trio.abc.Stream = plain
+                if context is not None:
+                    stream = trio.SSLStream(plain, context, server_side=True, https_compatible=True)
                 connections.start_soon(connected, stream)
 
 

@@ -63,7 +63,8 @@ class Plane:
             stall_seconds=stall_seconds,
         )
         self._listeners = listeners
-        self._tls = tls
+        self.tls = tls
+        """What handshakes from now on are made with."""
         self.most_connections = most_connections
         self._released = trio.Event()
 
@@ -107,7 +108,7 @@ class Plane:
             self._faults.note("can't accept", str(error))
 
         async with trio.open_nursery() as nursery:
-            accept = partial(listener.accept, self._connected, connections, tls=self._tls, fault=fault)
+            accept = partial(listener.accept, self._connected, connections, tls=lambda: self.tls, fault=fault)
             nursery.start_soon(partial(accept, stall_seconds=self._shared.stall_seconds))
             if listener.inherited:
                 await self._released.wait()

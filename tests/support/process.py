@@ -64,6 +64,10 @@ class GatewayProcess:
     async def recorded(self, count: int) -> None:
         await self._notes.until(lambda: len(self.records) >= count or self.exited.is_set())
 
+    async def said(self, word: bytes) -> None:
+        """Until a line has this word in it."""
+        await self._notes.until(lambda: any(word in line for line in self.lines) or self.exited.is_set())
+
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 

@@ -337,6 +337,8 @@ class ScriptedEngine:
         self.connections.add(connection)
         try:
             await connection.serve()
+        except GONE:
+            pass  # Within the head of a page that was asked for.
         finally:
             self.connections.discard(connection)
             self.notes.changed()
