@@ -93,7 +93,7 @@ class Admission:
         """
         share = share or self._everybody
         engines = [engine for stage in stages for engine in stage.engines]
-        largest = max(engine.ledger.slots for engine in engines)
+        largest = max(engine.settings.slots for engine in engines)
         most = min(largest, share.slots or largest)
         if cost > most:
             whose = "the largest engine for it holds" if most == largest else "its tenant may hold"
@@ -107,7 +107,7 @@ class Admission:
             raise GatewayError(
                 Code.INVALID_REQUEST,
                 f"The request may need {sum(tokens)} tokens, prompt and answer together; the"
-                f" largest engine for it holds {max(engine.ledger.kv_tokens for engine in engines)}.",
+                f" largest engine for it holds {max(engine.settings.kv_tokens for engine in engines)}.",
                 param="max_tokens",
             )
         now = trio.current_time()

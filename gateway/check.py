@@ -12,7 +12,7 @@ from gateway.asking import EngineModels, LoadAnswer, ask, ask_load, ask_models
 from gateway.engine import Engine
 from gateway.errors import GatewayError
 from gateway.profiles import Ask
-from gateway.service import make_engines, make_tls
+from gateway.resources import make_engines, make_tls
 from gateway.transport import make_engine
 from gateway.usagefile import UsageFileError, examine
 

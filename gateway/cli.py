@@ -18,6 +18,7 @@ import trio
 import gateway
 from gateway import check, config, demo, keys, logs, process, service, size, usagereport
 from gateway.config.formats import check_name
+from gateway.handover import HandoverError
 from gateway.server import BindError, UnknownHypercornError, check_hypercorn
 
 log = structlog.get_logger("gateway.cli")
@@ -109,7 +110,7 @@ async def _serve(settings: config.Config, file: str) -> int:
                 running: service.Service = await nursery.start(
                     _until_drained, settings, file, nursery.cancel_scope
                 )
-            except BindError as error:
+            except (BindError, HandoverError) as error:
                 print(error, file=sys.stderr)
                 return EXIT_FAILED
             except config.ConfigError as error:

@@ -112,6 +112,7 @@ class Engine:
         self.paths = self.profile.paths
         self._host = host
         self.policy = self._policy()
+        self._elsewhere = (0, 0)
         self.retired = False
         """It isn't configured any more, and is let go when it is free."""
         self.tls: ssl.SSLContext | None = None
@@ -125,9 +126,22 @@ class Engine:
     def apply(self, settings: config.Engine, health: config.Health, *, connect_seconds: float) -> None:
         """Have other settings from now on; but name, kind and address, which make it what it is."""
         self.settings, self.health.settings = settings, health
-        self.ledger.resize(settings.slots, settings.kv_tokens)
+        self.used_elsewhere(*self._elsewhere)
         self.policy = self._policy()
         self.transport.connect_within(connect_seconds)
+
+    def used_elsewhere(self, slots: int, tokens: int) -> None:
+        """Leave free so many slots, and tokens of its cache: the process before us uses them still."""
+        self._elsewhere = (slots, tokens)
+        settings = self.settings
+        # A cache of 0 would be one that isn't counted.
+        kv_tokens = max(1, settings.kv_tokens - tokens) if settings.kv_tokens else 0
+        self.ledger.resize(max(0, settings.slots - slots), kv_tokens)
+
+    def could_hold(self, cost: int, tokens: int) -> bool:
+        """Whether a request of so many slots and tokens could ever fit, once it is all ours and free."""
+        settings = self.settings
+        return cost <= settings.slots and (not settings.kv_tokens or tokens <= settings.kv_tokens)
 
     def _policy(self) -> EnginePolicy:
         settings = self.settings

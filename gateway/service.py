@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -15,19 +14,17 @@ import trio
 from gateway import logs
 from gateway.app import DataPlane
 from gateway.arrivals import Arrivals
-from gateway.config import ADMIN_TOKEN_HINT, Config, ConfigError, Fault
+from gateway.config import Config
 from gateway.control import control_plane
 from gateway.dashboard import Board
-from gateway.engine import Engine
 from gateway.fleet import Fleet, close
 from gateway.gateway import DRAIN_FAREWELL_SECONDS, Gateway
 from gateway.guard import Guard
+from gateway.handover import Handover, Predecessor, take_over
 from gateway.reload import Reloader
-from gateway.server import Listener, Plane, bind, tls_context
+from gateway.resources import bound, keep_private, make_engines, make_store, make_tls, read_authorities
+from gateway.server import Listener, Plane
 from gateway.telemetry import Sink, Telemetry
-from gateway.transport import make_engine
-from gateway.usagefile import UsageFileError
-from gateway.usagestore import UsageStore
 
 log = structlog.get_logger("gateway.service")
 
@@ -46,10 +43,27 @@ class Service:
     gateway: Gateway
     reloader: Reloader
     _drain: trio.Event = field(default_factory=trio.Event)
+    _leave: trio.Event = field(default_factory=trio.Event)
+    _end: trio.Event = field(default_factory=trio.Event)
 
     def drain(self) -> None:
         """Begin the drain: admit nobody, let streams end, then end. :func:`run` returns after it."""
         self._drain.set()
+        self._end.set()
+
+    def leave(self) -> None:
+        """Another process accepts from now on: serve those who are connected, then end."""
+        self._leave.set()
+        self._end.set()
+
+    @property
+    def leaves(self) -> bool:
+        """Whether another process has taken over."""
+        return self._leave.is_set()
+
+    async def end_requested(self) -> None:
+        """Wait for :meth:`drain` or :meth:`leave`."""
+        await self._end.wait()
 
     async def drain_requested(self) -> None:
         """Wait for :meth:`drain`."""
@@ -78,96 +92,130 @@ async def run(
     tls = make_tls(config)
     # The records are written to the end, also when everything is cancelled at once.
     keeping = store.writing() if store is not None else nullcontext()
-    with _bound(config, "https" if tls else "http") as (listen, admin):
-        _keep_private(config, admin)
-        app = DataPlane(gateway)
-        data = _plane(app, listen, "data", config, tls)
-        async with _closing(gateway), keeping, telemetry.writing(), trio.open_nursery() as nursery:
-            nursery.start_soon(arrivals.run)
-            fleet = Fleet(gateway, nursery)
-            reloader = Reloader(
-                gateway,
-                fleet,
-                load=load,
-                make=lambda new, number: make_engines(new, arrivals, only=number)[0],
-                prepare=_Prepared(gateway, app, data, admin),
-            )
-            await fleet.probe([engine for engine in engines if engine.learns])
-            for engine in engines:
-                fleet.look_after(engine)
-            board = Board(gateway, telemetry)
-            nursery.start_soon(board.run)
-            guard = Guard(lambda: gateway.config.server.admin_token or "", by_name=not admin.is_unix)
-            pages = control_plane(gateway, telemetry, reloader, guard=guard, board=board)
-            control = _plane(pages, [admin], "control", config)
-            service = Service(tuple(each.name for each in listen), admin.name, gateway, reloader)
-            await nursery.start(data.serve)
-            await nursery.start(control.serve)
-            task_status.started(service)
-            await service.drain_requested()
-            await _drain(gateway, data)
-            await control.close()
-            nursery.cancel_scope.cancel()
+    async with AsyncExitStack() as opened:
+        before = await _predecessor(config, gateway, opened)
+        taken = before.sockets if before is not None else []
+        listen, admin = opened.enter_context(bound(config, "https" if tls else "http", taken))
+        keep_private(config, admin)
+        for context in (_closing(gateway), keeping, telemetry.writing()):
+            await opened.enter_async_context(context)
+        nursery = await opened.enter_async_context(trio.open_nursery())
+        nursery.start_soon(arrivals.run)
+        fleet = Fleet(gateway, nursery)
+        await fleet.probe([engine for engine in engines if engine.learns])
+        for engine in engines:
+            fleet.look_after(engine)
+        planes = _Planes(gateway, telemetry, listen, admin)
+        reloader = Reloader(
+            gateway,
+            fleet,
+            load=load,
+            make=lambda new, number: make_engines(new, arrivals, only=number)[0],
+            prepare=planes.prepare,
+        )
+        service = Service(tuple(each.name for each in listen), admin.name, gateway, reloader)
+        await planes.open(nursery, reloader, tls)
+        if before is not None:
+            await before.leaves()
+            nursery.start_soon(before.follow, gateway)
+        if config.server.handover is not None:
+            await nursery.start(planes.handover(config, service.leave).serve)
+        task_status.started(service)
+        await service.end_requested()
+        if service.leaves:
+            await planes.leave(service.drain_requested)
+        await _drain(gateway, planes.data, at_once=service.leaves)
+        await planes.control.close()
+        nursery.cancel_scope.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """Reads what a new configuration names, and tells those of it who don't look at it each time."""
+async def _predecessor(config: Config, gateway: Gateway, opened: AsyncExitStack) -> Predecessor | None:
+    """Find the process that is to hand over to this one, if there is one."""
+    if config.server.handover is None:
+        return None
+    before = await take_over(config.server.handover.removeprefix("unix:"))
+    if before is not None:
+        opened.callback(before.close)
+        before.leave_free(gateway)
+    return before
 
-    gateway: Gateway
-    app: DataPlane
-    data: Plane
-    admin: Listener
 
-    def __call__(self, new: Config) -> Callable[[], None]:
-        _keep_private(new, self.admin)
+class _Planes:
+    """The API and the control plane, on their listeners."""
+
+    def __init__(
+        self, gateway: Gateway, telemetry: Telemetry, listen: list[Listener], admin: Listener
+    ) -> None:
+        self._gateway, self._telemetry = gateway, telemetry
+        self._listen, self._admin = listen, admin
+        self._app = DataPlane(gateway)
+        self._board = Board(gateway, telemetry)
+        self.data: Plane
+        self.control: Plane
+
+    async def open(self, nursery: trio.Nursery, reloader: Reloader, tls: ssl.SSLContext | None) -> None:
+        """Begin to accept."""
+        gateway, admin, config = self._gateway, self._admin, self._gateway.config
+        nursery.start_soon(self._board.run)
+        guard = Guard(lambda: gateway.config.server.admin_token or "", by_name=not admin.is_unix)
+        pages = control_plane(gateway, self._telemetry, reloader, guard=guard, board=self._board)
+        self.data = _plane(self._app, self._listen, "data", config, tls)
+        self.control = _plane(pages, [admin], "control", config)
+        await nursery.start(self.data.serve)
+        await nursery.start(self.control.serve)
+
+    def prepare(self, new: Config) -> Callable[[], None]:
+        """Read what a new configuration names; return what tells those of it who don't look each time."""
+        keep_private(new, self._admin)
         tls = make_tls(new)
-        authorities = _authorities(new)
+        authorities = read_authorities(new)
 
         def take_into_use() -> None:
             self.data.tls = tls
-            for engine in self.gateway.engines:
+            for engine in self._gateway.engines:
                 if engine.tls is not None and engine.name in authorities:
                     engine.tls.load_verify_locations(cadata=authorities[engine.name])
             logs.apply(new.log)
-            self.app.budget.resize(new.server.bodies_bytes)
+            self._app.budget.resize(new.server.bodies_bytes)
             self.data.most_connections = new.server.max_connections
 
         return take_into_use
 
+    def handover(self, config: Config, leave: Callable[[], None]) -> Handover:
+        """Make the way out, for when another process takes over."""
+        assert config.server.handover is not None
+        addresses = (*config.server.listen, config.server.admin)
+        listeners = (*self._listen, self._admin)
+        return Handover(
+            self._gateway,
+            config.server.handover.removeprefix("unix:"),
+            [(name, each.socket) for name, each in zip(addresses, listeners, strict=True)],
+            leave=leave,
+            connected=lambda: self.data.connections,
+        )
 
-@contextmanager
-def _bound(config: Config, scheme: str) -> Iterator[tuple[list[Listener], Listener]]:
-    """Listen on the API's addresses and the control plane's, until the block is left."""
-    with ExitStack() as listening:
+    async def leave(self, hurried: Callable[[], Awaitable[None]]) -> None:
+        """Another process serves from now on: have those who are connected end, in their own time.
 
-        def listen(address: str, scheme: str = "http") -> Listener:
-            listener = bind(address, scheme=scheme)
-            listening.callback(listener.socket.close)
-            return listener
+        ``hurried`` returns when they have no more time.
+        """
+        gateway, data = self._gateway, self.data
+        seconds, live = gateway.config.server.drain_seconds, len(gateway.requests)
+        log.info("handed over", live_requests=live, connections=data.connections, at_most_seconds=seconds)
+        self._board.close()
+        self.control.leave()
+        data.leave()
+        async with trio.open_nursery() as nursery:
 
-        yield [listen(address, scheme) for address in config.server.listen], listen(config.server.admin)
+            async def until_hurried() -> None:
+                await hurried()
+                nursery.cancel_scope.cancel()
 
-
-def _authorities(config: Config) -> dict[str, str]:
-    """Read the authorities of the engines that have their own, by engine. Raises ConfigError."""
-    found = {}
-    for number, engine in enumerate(config.engines):
-        if engine.ca is not None:
-            with _fault_of(f"engine[{number}].ca"):
-                found[engine.name] = Path(engine.ca).read_text("ascii", "replace")
-                ssl.create_default_context(cadata=found[engine.name])
-    return found
-
-
-def _keep_private(config: Config, admin: Listener) -> None:
-    """Demand a token where others reach the control plane: an inherited socket's address isn't in the file.
-
-    Raises ConfigError.
-    """
-    if not admin.stays_here and config.server.admin_token is None:
-        message = f"missing, as others reach {admin.name}"
-        raise ConfigError((Fault("", "server.admin_token", message, ADMIN_TOKEN_HINT),))
+            nursery.start_soon(until_hurried)
+            with trio.move_on_after(seconds):
+                await data.no_connection_left()
+                await gateway.requests.none_left()
+            nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -194,8 +242,9 @@ def _plane(
     )
 
 
-async def _drain(gateway: Gateway, data: Plane) -> None:
-    seconds = gateway.config.server.drain_seconds
+async def _drain(gateway: Gateway, data: Plane, *, at_once: bool = False) -> None:
+    """Admit nobody, and let answers end; ``at_once``: they have had their time."""
+    seconds = 0.0 if at_once else gateway.config.server.drain_seconds
     log.info("draining", live_requests=len(gateway.requests), at_most_seconds=seconds)
     data.drain()
     gateway.drain()
@@ -210,65 +259,3 @@ async def _drain(gateway: Gateway, data: Plane) -> None:
         for reclaimer in tuple(gateway.reclaimers.values()):
             await reclaimer.none_left()
     await data.close()
-
-
-def make_engines(
-    config: Config, arrivals: Arrivals | None = None, *, only: int | None = None
-) -> list[Engine]:
-    """Make all engines of the configuration, or ``only`` one. ``arrivals``, if given, has to be running.
-
-    Raises ConfigError when a ``ca`` can't be used.
-    """
-    seconds = config.stream.connect_seconds
-    engines = []
-    for number, settings in enumerate(config.engines):
-        if only not in (None, number):
-            continue
-        with _fault_of(f"engine[{number}].ca"):
-            engines.append(
-                make_engine(settings, connect_seconds=seconds, arrivals=arrivals, health=config.health)
-            )
-    return engines
-
-
-def make_store(config: Config) -> UsageStore | None:
-    """Open the file of usage, if there is to be one. Raises ConfigError when it can't be used."""
-    if config.usage.path is None:
-        return None
-    try:
-        return UsageStore(config.usage)
-    except UsageFileError as error:
-        raise ConfigError((Fault("", "usage.path", f"the file {error}"),)) from None
-
-
-def make_tls(config: Config) -> ssl.SSLContext | None:
-    """Make the TLS context of the API, if it has one. Raises ConfigError for files that can't be used."""
-    tls = config.server.tls
-    if tls is None:
-        return None
-    with _fault_of("server.tls"):
-        try:
-            return tls_context(tls.certificate, tls.key)
-        except ssl.SSLError as error:
-            # What OpenSSL says of the two files together doesn't name the one at fault.
-            for key, path, mark in (
-                ("certificate", tls.certificate, "CERTIFICATE-----"),
-                ("key", tls.key, "PRIVATE KEY-----"),
-            ):
-                if mark not in Path(path).read_text("latin-1"):
-                    what = mark.rstrip("-").lower()
-                    fault = Fault(
-                        "", f"server.tls.{key}", f"the file holds no {what}", "is it the right PEM file?"
-                    )
-                    raise ConfigError((fault,)) from None
-            raise error from None
-
-
-@contextmanager
-def _fault_of(key: str) -> Iterator[None]:
-    """Say which key is at fault when the content of a file it names can't be used."""
-    try:
-        yield
-    except (OSError, ssl.SSLError) as error:
-        message = f"the file can't be used: {error}"
-        raise ConfigError((Fault("", key, message, "is it the right PEM file?"),)) from None

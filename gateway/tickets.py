@@ -77,7 +77,7 @@ class Ticket(Waiter):
 
     def fits(self, engine: Engine) -> bool:
         """Whether an engine is in use and could ever hold it."""
-        return engine.in_use and _holds(engine, self.cost, sum(self.tokens))
+        return engine.in_use and engine.could_hold(self.cost, sum(self.tokens))
 
     def go(self, stage: Stage) -> None:
         """Wait for the engines of ``stage`` from now on."""
@@ -116,16 +116,10 @@ def view_of(engine: Engine) -> View:
 def fitting(stages: Sequence[Stage], cost: int, tokens: int) -> list[Stage]:
     """Return of ``stages`` the engines that a request could ever fit."""
     found = [
-        Stage(tuple(each for each in stage.engines if _holds(each, cost, tokens)), stage.model)
+        Stage(tuple(each for each in stage.engines if each.could_hold(cost, tokens)), stage.model)
         for stage in stages
     ]
     return [stage for stage in found if stage.engines]
-
-
-def _holds(engine: Engine, cost: int, tokens: int) -> bool:
-    """Whether a request could ever fit."""
-    ledger = engine.ledger
-    return cost <= ledger.slots and (not ledger.kv_tokens or tokens <= ledger.kv_tokens)
 
 
 def no_engine() -> GatewayError:

@@ -17,6 +17,7 @@ NEEDS_RESTART = frozenset(
     {
         "server.listen",
         "server.admin",
+        "server.handover",
         "traces.endpoint",
         "traces.sample",
         "traces.service_name",

@@ -118,7 +118,7 @@ def check_address(text: str) -> str | None:
     """What a listener can be bound to."""
     expected = 'expected "host:port", "[v6]:port", "unix:/path" or "fd://3"'
     if text.startswith("unix:"):
-        return _check_unix(text)
+        return check_unix(text)
     if text.startswith("fd:"):
         number = text.removeprefix("fd://")
         fits = _PORT.fullmatch(number) is not None and int(number) >= FIRST_INHERITED_FD
@@ -132,7 +132,7 @@ def check_address(text: str) -> str | None:
 def check_url(text: str) -> str | None:
     """Where an engine listens. Credentials have keys of their own, so that they are never shown."""
     if text.startswith("unix:"):
-        return _check_unix(text)
+        return check_unix(text)
     if not text.startswith(("http://", "https://")):
         return "expected a URL that begins with http://, https:// or unix:/"
     return _check_http(text)
@@ -200,9 +200,10 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return {"localhost": "127.0.0.1"}.get(host.lower(), host.lower()), int(port)
 
 
-def _check_unix(text: str) -> str | None:
+def check_unix(text: str) -> str | None:
+    """A unix socket."""
     path = text.removeprefix("unix:")
-    if not path.startswith("/") or path.startswith("//") or path.endswith("/"):
+    if path == text or not path.startswith("/") or path.startswith("//") or path.endswith("/"):
         return 'expected "unix:/path" with an absolute path'
     if reason := check_text(path):
         return reason

@@ -29,6 +29,7 @@ from gateway.config.values import (
     Share,
     SpoolBytes,
     Text,
+    UnixAddress,
     masked,
 )
 
@@ -52,6 +53,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     admin_token: AdminToken | None = None
     """Secret. What the control plane demands of whoever asks; needed unless `admin` is an address of this
     machine alone."""
+    handover: UnixAddress | None = None
+    """"unix:/path": where a gateway that is started asks the one that runs to hand over to it."""
     max_connections: PositiveCount = 4096
     """Client connections open at once, idle ones included."""
     drain_seconds: Seconds = 30.0

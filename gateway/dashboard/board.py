@@ -37,12 +37,17 @@ class Board:
         self._started = trio.current_time()
         self._next = trio.Event()
         self._state = b""
+        self._closed = False
         self.pages = 0
         """Pages that are open."""
 
     async def run(self) -> None:
         """Take samples, and tell the pages, until cancelled."""
         await self._history.run(self._gateway, self._looked)
+
+    def close(self) -> None:
+        """End what pages are sent: they ask again, and find another process."""
+        self._closed = True
 
     def _looked(self) -> None:
         if self.pages:
@@ -56,7 +61,7 @@ class Board:
         try:
             yield self.event("history", [self._point(sample) for sample in self._history.samples])
             yield self.event("state", self.state())
-            while True:
+            while not self._closed:
                 await self._next.wait()
                 yield self._state
         finally:

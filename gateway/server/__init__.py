@@ -6,7 +6,7 @@ breaks off is ended. Each cure names the behaviour of Hypercorn it is for.
 """
 
 from gateway.server.clocks import UnknownHypercornError, check_hypercorn
-from gateway.server.listeners import BindError, Listener, bind, tls_context
+from gateway.server.listeners import BindError, Listener, adopt, bind, tls_context
 from gateway.server.plane import Plane
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Listener",
     "Plane",
     "UnknownHypercornError",
+    "adopt",
     "bind",
     "check_hypercorn",
     "tls_context",

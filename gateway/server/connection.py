@@ -185,8 +185,15 @@ class Connection(TCPServer):
             await self._http.handle(Closed())
         elif isinstance(event, Updated):
             self._idle_since = trio.current_time() if event.idle else inf
-            if event.idle and self._shared.context.ending and not self._over:
+            if event.idle and self._ends_when_idle() and not self._over:
                 await self._end_idle()
+
+    def _ends_when_idle(self) -> bool:
+        context = self._shared.context
+        if context.leaving and not isinstance(self._http, Http2):
+            # Its last answer may have begun before we knew: the next one will say that it is the last.
+            return bool(context.terminated.is_set())
+        return context.ending
 
     def _write_now(self, data: bytes) -> int:
         """Write what the socket takes without waiting; return how many bytes that was."""

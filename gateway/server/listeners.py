@@ -102,6 +102,11 @@ def bind(address: str, *, scheme: str = "http") -> Listener:
         raise BindError(f"Can't listen on {address}: {_explain(error)}") from error
 
 
+def adopt(address: str, taken: socket.socket, *, scheme: str = "http") -> Listener:
+    """Listen for ``address`` on a socket that another process listens on."""
+    return _listening(taken, address.startswith("fd://"), scheme)
+
+
 def tls_context(certificate: str, key: str) -> ssl.SSLContext:
     """Make the server's TLS context: TLS 1.2 or newer, HTTP/2 before HTTP/1.1 (ALPN).
 

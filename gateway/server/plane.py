@@ -67,6 +67,7 @@ class Plane:
         """What handshakes from now on are made with."""
         self.most_connections = most_connections
         self._released = trio.Event()
+        self._left = trio.Event()
 
     @property
     def connections(self) -> int:
@@ -92,6 +93,18 @@ class Plane:
         self._context.draining = True
         self._released.set()
 
+    def leave(self) -> None:
+        """Another process accepts from now on: serve whom we have, and tell each that his connection ends."""
+        self._left.set()
+        self._context.leaving = True
+        self.drain()
+
+    async def no_connection_left(self) -> None:
+        """Wait until no connection is open."""
+        while self._connections:
+            self._none_left = trio.Event()
+            await self._none_left.wait()
+
     async def close(self) -> None:
         """Close the idle connections, and those that end within a moment."""
         await self._context.terminated.set()
@@ -110,9 +123,8 @@ class Plane:
         async with trio.open_nursery() as nursery:
             accept = partial(listener.accept, self._connected, connections, tls=lambda: self.tls, fault=fault)
             nursery.start_soon(partial(accept, stall_seconds=self._shared.stall_seconds))
-            if listener.inherited:
-                await self._released.wait()
-                nursery.cancel_scope.cancel()
+            await (self._released if listener.inherited else self._left).wait()
+            nursery.cancel_scope.cancel()
 
     async def _connected(self, stream: Any) -> None:
         if self.connections >= self.most_connections:

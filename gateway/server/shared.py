@@ -17,6 +17,9 @@ class Context(WorkerContext):
 
     draining = False
 
+    leaving = False
+    """Another process accepts: who was told that his connection stays may send one more request on it."""
+
     @property
     def ending(self) -> bool:
         """Whether an idle connection is to be closed."""
