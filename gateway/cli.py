@@ -16,7 +16,7 @@ import structlog
 import trio
 
 import gateway
-from gateway import check, config, demo, keys, logs, process, service, size, usagereport
+from gateway import check, config, demo, keys, logs, notify, process, service, size, usagereport
 from gateway.config.formats import check_name
 from gateway.handover import HandoverError
 from gateway.server import BindError, UnknownHypercornError, check_hypercorn
@@ -118,10 +118,13 @@ async def _serve(settings: config.Config, file: str) -> int:
                 return EXIT_CONFIG
             process.leave_collector_little()
             log.info("ready", listen=running.listen, admin=running.admin)
+            manager = notify.Notifier(running.summary)
+            manager.ready()
+            nursery.start_soon(manager.watchdog)
             ending = False
             async for number in signals:
                 if number == signal.SIGHUP:
-                    nursery.start_soon(_reload, running)
+                    nursery.start_soon(_reload, running, manager)
                 elif ending:
                     log.warning("second signal: ending now", live_requests=len(running.gateway.requests))
                     nursery.cancel_scope.cancel()
@@ -129,11 +132,12 @@ async def _serve(settings: config.Config, file: str) -> int:
                 else:
                     ending = True
                     running.drain()
+                    manager.stopping()
     return EXIT_OK
 
 
-async def _reload(running: service.Service) -> None:
-    with suppress(config.ConfigError):  # It is in the log.
+async def _reload(running: service.Service, manager: notify.Notifier) -> None:
+    with manager.reloading(), suppress(config.ConfigError):  # It is in the log.
         await running.reloader.reload()
 
 

@@ -69,6 +69,12 @@ class Service:
         """Wait for :meth:`drain`."""
         await self._drain.wait()
 
+    def summary(self) -> str:
+        """Say in a line what it does, for people who look at the process from outside."""
+        live, waiting = len(self.gateway.requests), self.gateway.admission.waiting
+        failed = "; the last reload failed" if self.gateway.reloads.last_failed else ""
+        return f"{live} live requests, {waiting} of them waiting for a slot{failed}"
+
 
 async def run(
     config: Config,
