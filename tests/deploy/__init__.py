@@ -1,0 +1,1 @@
+"""The files of deploy/: configurations of proxies, units, containers."""
