@@ -231,6 +231,7 @@ async def test_its_view_while_it_lives(autojump_clock: MockClock) -> None:
     assert request.view() == {
         "id": request.id,
         "caller_id": "theirs",
+        "tenant": None,
         "route": "/v1/chat/completions",
         "model": "m",
         "engine": "gpu0",
