@@ -86,6 +86,8 @@ class Gateway:
         for engine in self.engines:
             self._adopt(engine)
         self.draining = False
+        self.connections: Callable[[], int] = lambda: 0
+        """How many client connections are open: the edge that has them says so."""
         self._ended = ended
 
     @property

@@ -43,6 +43,14 @@ class Gauges:
         yield from (slots, ghosts, acquired, released)
         yield from self._tenants()
         yield GaugeMetricFamily("gateway_queue_depth", "Requests waiting.", self._gateway.admission.waiting)
+        yield GaugeMetricFamily(
+            "gateway_connections", "Client connections of the API.", self._gateway.connections()
+        )
+        yield GaugeMetricFamily(
+            "gateway_connections_most",
+            "How many there may be.",
+            self._gateway.config.server.max_connections,
+        )
         yield GaugeMetricFamily("gateway_streams", "Live requests.", len(live))
         yield GaugeMetricFamily("gateway_spooled_bytes", "Bytes waiting for slower clients.", spooled)
         yield from self._more()

@@ -93,6 +93,18 @@ class Marks:
         return _between(self.arrived, self._first_content)
 
     @property
+    def duration_seconds(self) -> float | None:
+        """From its arrival to its end, once it has ended."""
+        return _between(self.arrived, self._ended)
+
+    def token_seconds(self, tokens: int) -> float | None:
+        """How long a token took on average behind the first content of a stream of so many."""
+        if tokens < 2 or not self.tail.events:
+            return None
+        span = _between(self._first_content, self._upstream_closed)
+        return span / (tokens - 1) if span is not None else None
+
+    @property
     def teardown_seconds(self) -> float | None:
         """From the client's leaving (or the stop) to the close of the engine's side, if it was cut short."""
         if self._dispatched is None or self.outcome is Outcome.COMPLETED:
@@ -142,7 +154,7 @@ class Marks:
             "reserved_tokens": self.reserved_tokens,
             "queue_ms": _milliseconds(_between(self._queued, until)),
             "ttft_ms": _milliseconds(self.ttft_seconds),
-            "duration_ms": _milliseconds(_between(self.arrived, self._ended)),
+            "duration_ms": _milliseconds(self.duration_seconds),
             "bytes": self.bytes,
             "events": self.tail.events,
             **usage_of(self.meter).fields(),

@@ -167,6 +167,7 @@ class _Planes:
         pages = control_plane(gateway, self._telemetry, reloader, guard=guard, board=self._board)
         self.data = _plane(self._app, self._listen, "data", config, tls)
         self.control = _plane(pages, [admin], "control", config)
+        gateway.connections = lambda: self.data.connections
         await nursery.start(self.data.serve)
         await nursery.start(self.control.serve)
 
@@ -197,7 +198,7 @@ class _Planes:
             config.server.handover.removeprefix("unix:"),
             [(name, each.socket) for name, each in zip(addresses, listeners, strict=True)],
             leave=leave,
-            connected=lambda: self.data.connections,
+            connected=self._gateway.connections,
         )
 
     async def leave(self, hurried: Callable[[], Awaitable[None]]) -> None:

@@ -17,9 +17,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import trio
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, Metric
 
+from gateway import __version__ as version
 from gateway.accounts import Accounts
 from gateway.engine import Engine
 from gateway.gateway import Gateway
@@ -44,6 +52,8 @@ _MOST_UNWRITTEN = 100_000
 _QUEUE_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _RECLAIM_BUCKETS = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2.5, 5, 10, 20, 40)
+_DURATION_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560)
+_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _TEARDOWN_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
@@ -87,6 +97,18 @@ class Telemetry:
             "From a disconnect seen to the engine's side closed.",
             _TEARDOWN_BUCKETS,
         )
+        self._duration = self._histogram(
+            "gateway_request_seconds", "From a request's arrival to its end.", _DURATION_BUCKETS
+        )
+        self._token = Histogram(
+            "gateway_token_seconds",
+            "Time per token of a stream behind its first content: its mean, once for each request.",
+            ("engine",),
+            buckets=_TOKEN_BUCKETS,
+            registry=self.registry,
+        )
+        Info("gateway", "Which gateway this is.", registry=self.registry).info({"version": version})
+        ProcessCollector(registry=self.registry)
         self._reclaim = Histogram(
             "gateway_reclaim_seconds",
             "From the close of a request that was cut short to its engine seen to have stopped.",
@@ -100,6 +122,7 @@ class Telemetry:
         self.registry.register(Gauges(gateway, self._told))
         for engine in gateway.engines:
             self._reclaim.labels(engine.name)
+            self._token.labels(engine.name)
 
     def _told(self) -> Iterable[Metric]:
         yield CounterMetricFamily(
@@ -147,9 +170,13 @@ class Telemetry:
             (self._queue_wait, request.queue_seconds),
             (self._ttft, request.ttft_seconds),
             (self._teardown, request.teardown_seconds),
+            (self._duration, request.duration_seconds),
         ):
             if seconds is not None:
                 histogram.observe(seconds)
+        seconds = request.token_seconds(record["completion_tokens"] or 0)
+        if seconds is not None:
+            self._token.labels(request.engine or "").observe(seconds)
         arrived = _wall_time(request.arrived)
         self.accounts.ended(request, record, arrived)
         record = {"time": arrived.isoformat(timespec="milliseconds"), **record}

@@ -134,7 +134,9 @@ async def test_metrics_and_record_fields_are_those_documented() -> None:
         for name, kind, label, *_ in table(METRICS, "metric", "type", "labels")
     }
     assert documented == {
-        name: (kind, labels[name]) for name, kind in kinds.items() if not name.endswith("_created")
+        name: (kind, labels[name])
+        for name, kind in kinds.items()
+        if not name.endswith("_created") and not name.startswith("process_")
     }
     fields = [words_in(name)[0] for name, *_ in table(METRICS, "field", "meaning")]
     assert fields == ["event", *record]
@@ -171,7 +173,7 @@ def test_configuration_keys_that_are_mentioned_exist(page: Path) -> None:
     dotted = {word for word in words if word.partition(".")[0] in TABLES and not word.endswith(".py")}
     assert dotted - set(TABLES) <= KEYS
     bare = {word for word in words if re.fullmatch(r"[a-z_]+_(seconds|bytes)", word)}
-    bare -= {word for word in bare if word.startswith("gateway_")} | OF_LIVE_REQUESTS
+    bare -= {word for word in bare if word.startswith(("gateway_", "process_"))} | OF_LIVE_REQUESTS
     assert bare <= {key.partition(".")[2] for key in KEYS}
 
 
