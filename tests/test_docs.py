@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from make_reference import reference
 
 from gateway import config
 from gateway.control import control_plane
@@ -40,8 +41,14 @@ TABLES = {
     "server": config.Server,
     "stream": config.Stream,
     "admission": config.Admission,
+    "health": config.Health,
+    "retry": config.Retry,
     "usage": config.Usage,
+    "log": config.Log,
+    "traces": config.Traces,
     "engine": config.Engine,
+    "route": config.Route,
+    "tenant": config.Tenant,
 }
 KEYS = {f"{title}.{name}" for title, struct in TABLES.items() for name in struct.__struct_fields__}
 OF_LIVE_REQUESTS = {"age_seconds", "spooled_bytes"}
@@ -165,6 +172,11 @@ async def test_every_endpoint_of_the_control_plane_is_documented() -> None:
     }
     told = {word for request, _ in table(METRICS, "request", "answer") for word in words_in(request)}
     assert served == told
+
+
+def test_the_reference_of_the_configuration_is_what_its_types_say() -> None:
+    page = ROOT / "docs/configuration.md"
+    assert text_of(page) == reference(), "run scripts/make_reference.py"
 
 
 @every_page
