@@ -2,6 +2,7 @@
 #
 #   setup base          the gateway
 #   setup demo          and the real engine with its model
+#   setup otel          the gateway, and what it needs for traces
 #   setup dev           and what the tests and checks need
 #   setup bench         the gateway, a faster loop for the bench's own processes, and the proxies it compares with
 #
@@ -151,6 +152,11 @@ install_group() { # GROUP
             is_set_up base || install_group base
             check_space 500
             step "Installing the engine, llama.cpp (34 MB to download), its model, SmolLM2-135M-Instruct (93 MB), and the openai client"
+            ;;
+        otel)
+            is_set_up base || install_group base
+            check_space 100
+            step "Installing OpenTelemetry (about 2 MB to download)"
             ;;
         bench)
             is_set_up base || install_group base
