@@ -14,7 +14,7 @@ from gateway.clocks import EngineClock
 from gateway.engine import Answer, Call
 from gateway.errors import EngineError
 from gateway.events import NdjsonTail, SseTail, Tail, error_in
-from gateway.headers import find, to_engine
+from gateway.headers import Fields, find, to_engine
 from gateway.intake import Intake
 from gateway.ledger import Slot
 from gateway.profiles import AS_IT_IS, AskUsage, Work
@@ -23,7 +23,7 @@ from gateway.reclaim import Reclaimer
 from gateway.request import Request
 from gateway.splice import set_fields
 from gateway.usage import Meter
-from gateway.words import Phase, RawHeaders
+from gateway.words import Phase, RawHeaders, ReclaimedBy
 
 REST_SECONDS = 1.0
 """How long an engine is left alone that answers 429 and doesn't say how long."""
@@ -65,6 +65,7 @@ class Attempt:
         self.engine = reclaimer.engine
         profile = self.engine.profile
         self._id = profile.upstream_id(request.id, request.attempts)
+        self.marks = request.tried(self.engine.settings, model)
         self._refused = False
         self._meter: Meter | None = None
         self.intake: Intake | None = None
@@ -90,6 +91,7 @@ class Attempt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         request = self._request
+        self.marks.closed = trio.current_time()
         if isinstance(error, EngineError) and error.stale:
             request.meter = None  # The engine has had nothing of it.
             return
@@ -102,7 +104,9 @@ class Attempt:
             return
         work = Work(request.route, self._id, self.slot.cost)
         decoding = request.phase is Phase.STREAMING and request.tail.content_seen
-        request.reclaim = self._reclaimer.take(self.slot, work, decoding=decoding)
+        request.reclaim = reclaim = self._reclaimer.take(self.slot, work, decoding=decoding)
+        if reclaim.by is not ReclaimedBy.NONE:  # Else nobody waits for it.
+            self.marks.reclaim = reclaim
 
     def open(self, body: bytes, fresh: bool, clock: EngineClock) -> AbstractAsyncContextManager[Answer]:
         """Call the engine. See :meth:`gateway.engine.Transport.open`."""
@@ -113,7 +117,7 @@ class Attempt:
 
         def connected() -> None:
             request.meter = meter
-            self.slot.written = trio.current_time()
+            self.slot.written = self.marks.connected = trio.current_time()
             request.phase = Phase.PREFILL
             clock.connected()
 
@@ -121,7 +125,7 @@ class Attempt:
             engine.as_they_are += 1
         body = set_fields(body, self._lengths, self._values)
         headers = to_engine(
-            request.headers, engine.policy, request.caller, request_id=self._id, length=len(body)
+            self._headers(), engine.policy, request.caller, request_id=self._id, length=len(body)
         )
         return engine.open(
             Call(
@@ -133,10 +137,17 @@ class Attempt:
             )
         )
 
+    def _headers(self) -> Fields:
+        request = self._request
+        if request.trace is None:
+            return request.headers
+        return [*request.headers, *request.trace.onward(self.marks.span_id or request.trace.span_id)]
+
     def answered(self, answer: Answer, tail: Tail) -> Intake:
         """The engine's head is there; return what is done to the bytes behind it, which ``tail`` watches."""
         assert self._meter is not None, "a call that was opened"
         self._refused = answer.status >= 400
+        self.marks.status = answer.status
         self._meter.answered(answer.status, tail)
         self._judge(answer)
         # An answer that isn't a stream is the engine's own word, whatever was asked for.
@@ -160,6 +171,7 @@ class Attempt:
     def told_an_error(self, *, begun: bool = False) -> None:
         """There is an error in the stream, though its status was 200; ``begun``: behind some output."""
         self._refused = True  # It has ended the work, and this is no success.
+        self.marks.error = "error_event"
         reason = "it tells an error in its stream"
         self.engine.health.failed(self.slot, trio.current_time(), reason, begun=begun)
 
@@ -171,6 +183,8 @@ class Attempt:
 
     def begun(self) -> None:
         """The answer has begun: a stream is in the engine's gauges, a whole answer may be out of them."""
+        if self.marks.begun is None:
+            self.marks.begun = trio.current_time()
         if not self._refused:
             self.engine.health.succeeded(self.slot, self.slot.written, trio.current_time())
         if isinstance(self._request.tail, SseTail | NdjsonTail):

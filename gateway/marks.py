@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import trio
@@ -15,15 +16,47 @@ from gateway.errors import GatewayError
 from gateway.events import Tail
 from gateway.headers import Caller, caller_id
 from gateway.spool import Spool
+from gateway.tracecontext import Trace
 from gateway.usage import Meter, usage_of
 from gateway.words import CLIENT_CLOSED_REQUEST, Outcome, Phase, ReclaimedBy, first_outcome
 
 
 class Reclaimed(Protocol):
-    """What becomes of the slot of a request that was cut short; ``by`` is None until it is known."""
+    """What becomes of the slot of a request that was cut short; ``by`` is None until it is known.
+
+    ``bound`` is when it will be at the latest.
+    """
 
     seconds: float | None
     by: ReclaimedBy | None
+    bound: float
+
+
+@dataclass(slots=True)
+class Try:
+    """The marks of one call of an engine: its ``kind`` and ``url``, and the ``model`` that it is asked for.
+
+    Of the times those are None that didn't come. ``span_id`` is empty where nothing is traced.
+    """
+
+    engine: str
+    kind: str
+    url: str
+    model: str | None
+    called: float
+    """It had its slot."""
+    queued: float | None
+    """It began to wait for that; None of a try that came without a wait after another one."""
+    span_id: str = ""
+    connected: float | None = None
+    begun: float | None = None
+    """The first bytes for the client were there."""
+    closed: float | None = None
+    """The engine had ended, or the connection to it was closed."""
+    status: int | None = None
+    error: str | None = None
+    """Why the engine failed, in a word."""
+    reclaim: Reclaimed | None = None
 
 
 class Marks:
@@ -57,9 +90,13 @@ class Marks:
         self.priority: str | None = None
         self.reserved_tokens: int | None = None
         self.served_model: str | None = None
+        self.tries: list[Try] = []
+        self.trace: Trace | None = None
+        """Its place in a trace, if it has one."""
         self._facts: set[Outcome] = set()
         self.arrived = trio.current_time()
         self._queued: float | None = None
+        self._waiting_since: float | None = None
         self._dispatched: float | None = None
         self._first_content: float | None = None
         self._cut: float | None = None
@@ -81,6 +118,17 @@ class Marks:
         """When an engine was first called for it."""
         assert self._dispatched is not None
         return self._dispatched
+
+    @property
+    def ended_at(self) -> float:
+        """When it ended."""
+        assert self._ended is not None
+        return self._ended
+
+    @property
+    def waited_in_vain_since(self) -> float | None:
+        """When it began to wait for a slot that it never got."""
+        return self._waiting_since
 
     @property
     def queue_seconds(self) -> float | None:

@@ -18,9 +18,11 @@ from collections.abc import Sequence
 
 import trio
 
+from gateway import config
 from gateway.errors import GatewayError
 from gateway.headers import Caller
-from gateway.marks import Marks, Reclaimed
+from gateway.marks import Marks, Reclaimed, Try
+from gateway.tracecontext import new_id
 from gateway.words import Outcome, Phase, first_outcome
 
 FAREWELL_SECONDS = 1.0
@@ -49,8 +51,9 @@ class Request(Marks):
     def queued(self) -> None:
         """It has to wait for a slot."""
         self.phase = Phase.QUEUED
+        self._waiting_since = trio.current_time()
         if self._queued is None:
-            self._queued = trio.current_time()
+            self._queued = self._waiting_since
 
     def dispatched(self, engine: str, model: str | None = None) -> None:
         """It has a slot of ``engine``, which is about to be called for ``model``, if that isn't its own."""
@@ -62,6 +65,17 @@ class Request(Marks):
             self._dispatched = trio.current_time()
         if self._queued is None:
             self._queued = self._dispatched
+
+    def tried(self, engine: config.Engine, model: str | None) -> Try:
+        """Begin the marks of one more call: ``engine`` is asked for ``model``, if that isn't its own."""
+        now = trio.current_time()
+        queued = self._waiting_since if self.tries or self._waiting_since is not None else now
+        self._waiting_since = None
+        one = Try(engine.name, engine.kind, engine.url, model or self.model, now, queued)
+        if self.trace is not None and self.trace.sampled:
+            one.span_id = new_id(8)
+        self.tries.append(one)
+        return one
 
     def passed(self, data: bytes) -> None:
         """``data`` has gone from the engine into the spool."""

@@ -91,6 +91,9 @@ class Work:
 
     def failed(self, error: Exception, *, begun: bool) -> None:
         """It has ended with ``error``: the engine may be to blame. ``begun``: it had begun to answer."""
+        tries = self.request.tries
+        if self.at is not None and isinstance(error, EngineError) and tries and tries[-1].error is None:
+            tries[-1].error = error.code
         if self.at is not None and isinstance(error, EngineError) and error.blames and not error.stale:
             engine, slot = self.at
             engine.health.failed(slot, trio.current_time(), error.message, absent=error.absent, begun=begun)
