@@ -55,7 +55,7 @@ class Gateway:
     """The state of one running gateway.
 
     ``ended`` is called with each request after its end, once; ``reclaimed`` when it is known what
-    became of a slot whose request was cut short.
+    became of a slot whose request was cut short. ``begun`` is called with each request before anything else.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Gateway:
         *,
         ended: Callable[[Request], None],
         reclaimed: Callable[[Engine, Reclaim], None] = lambda *_: None,
+        begun: Callable[[Request], None] | None = None,
     ) -> None:
         self.config = config
         self.routing = Routing(config.route, engines)
@@ -89,6 +90,7 @@ class Gateway:
         self.connections: Callable[[], int] = lambda: 0
         """How many client connections are open: the edge that has them says so."""
         self._ended = ended
+        self._begun = begun
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -109,6 +111,8 @@ class Gateway:
         known = request.path if request.path in self.routing.paths else models_route(request.path)
         request.route = known or request.route
         self.requests.add(request)
+        if self._begun is not None:
+            self._begun(request)
 
     def end(self, request: Request) -> None:
         """Let a request go and have it recorded."""

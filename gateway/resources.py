@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gateway.arrivals import Arrivals
 from gateway.config import ADMIN_TOKEN_HINT, Config, ConfigError, Fault
@@ -15,6 +16,9 @@ from gateway.server import Listener, adopt, bind, tls_context
 from gateway.transport import make_engine
 from gateway.usagefile import UsageFileError
 from gateway.usagestore import UsageStore
+
+if TYPE_CHECKING:
+    from gateway.tracing import Tracing
 
 
 @contextmanager
@@ -89,6 +93,21 @@ def make_store(config: Config) -> UsageStore | None:
         return UsageStore(config.usage)
     except UsageFileError as error:
         raise ConfigError((Fault("", "usage.path", f"the file {error}"),)) from None
+
+
+def make_tracing(config: Config) -> Tracing | None:
+    """Load what makes traces, if there are to be any. Raises ConfigError without OpenTelemetry."""
+    if config.traces.endpoint is None:
+        return None
+    try:
+        from gateway.tracing import Tracing  # noqa: PLC0415 - what it costs is paid where it is wanted
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("opentelemetry"):
+            raise
+        hint = 'install the extra `otel`: pip install "trio-llm-gateway[otel]"'
+        message = f"traces need OpenTelemetry, which isn't installed ({error.name})"
+        raise ConfigError((Fault("", "traces.endpoint", message, hint),)) from None
+    return Tracing(config.traces)
 
 
 def make_tls(config: Config) -> ssl.SSLContext | None:

@@ -22,7 +22,15 @@ from gateway.gateway import DRAIN_FAREWELL_SECONDS, Gateway
 from gateway.guard import Guard
 from gateway.handover import Handover, Predecessor, take_over
 from gateway.reload import Reloader
-from gateway.resources import bound, keep_private, make_engines, make_store, make_tls, read_authorities
+from gateway.resources import (
+    bound,
+    keep_private,
+    make_engines,
+    make_store,
+    make_tls,
+    make_tracing,
+    read_authorities,
+)
 from gateway.server import Listener, Plane
 from gateway.telemetry import Sink, Telemetry
 
@@ -90,20 +98,28 @@ async def run(
     files that can't be used.
     """
     store = make_store(config)
-    telemetry = Telemetry(sink=sink, store=store)
+    tracing = make_tracing(config)
+    telemetry = Telemetry(sink=sink, store=store, traces=tracing)
     arrivals = Arrivals()
     engines = make_engines(config, arrivals)
-    gateway = Gateway(config, engines, ended=telemetry.ended, reclaimed=telemetry.reclaimed)
+    gateway = Gateway(
+        config,
+        engines,
+        ended=telemetry.ended,
+        reclaimed=telemetry.reclaimed,
+        begun=tracing.begun if tracing is not None else None,
+    )
     telemetry.watch(gateway)
     tls = make_tls(config)
     # The records are written to the end, also when everything is cancelled at once.
     keeping = store.writing() if store is not None else nullcontext()
+    exporting = tracing.exporting() if tracing is not None else nullcontext()
     async with AsyncExitStack() as opened:
         before = await _predecessor(config, gateway, opened)
         taken = before.sockets if before is not None else []
         listen, admin = opened.enter_context(bound(config, "https" if tls else "http", taken))
         keep_private(config, admin)
-        for context in (_closing(gateway), keeping, telemetry.writing()):
+        for context in (_closing(gateway), keeping, exporting, telemetry.writing()):
             await opened.enter_async_context(context)
         nursery = await opened.enter_async_context(trio.open_nursery())
         nursery.start_soon(arrivals.run)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import trio
 from prometheus_client import (
@@ -41,6 +41,21 @@ from gateway.words import ReclaimedBy
 
 Sink = Callable[[dict[str, Any]], None]
 
+
+class Traces(Protocol):
+    """Who makes traces of requests: see :class:`gateway.tracing.Tracing`."""
+
+    @property
+    def dropped(self) -> int:
+        """Spans that were lost."""
+
+    def ended(self, request: Request, record: Mapping[str, Any]) -> None:
+        """Note the end of a request and its access record."""
+
+    def reclaimed(self, reclaim: Reclaim) -> None:
+        """Note that it is known what became of a slot."""
+
+
 _GATHER_SECONDS = 0.02
 """Records are written at most this much later than their request's end."""
 
@@ -60,13 +75,17 @@ _TEARDOWN_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
 class Telemetry:
     """Collects what has ended, writes the records, and keeps the metrics.
 
-    ``sink`` receives each record instead of standard output, if given; ``store`` keeps what requests took.
+    ``sink`` receives each record instead of standard output, if given; ``store`` keeps what requests took,
+    and ``traces`` is told of each request.
     """
 
-    def __init__(self, *, sink: Sink | None = None, store: UsageStore | None = None) -> None:
+    def __init__(
+        self, *, sink: Sink | None = None, store: UsageStore | None = None, traces: Traces | None = None
+    ) -> None:
         self.registry = CollectorRegistry()
         self.history = History()
         self._sink = sink
+        self._traces = traces
         self.accounts = Accounts(self.registry, store)
         self._unwritten: deque[dict[str, Any]] = deque()
         self._unknown: dict[object, tuple[Request, dict[str, Any]]] = {}
@@ -128,6 +147,11 @@ class Telemetry:
         yield CounterMetricFamily(
             "gateway_records_dropped", "Access records that could not be written.", self.dropped
         )
+        yield CounterMetricFamily(
+            "gateway_spans_dropped",
+            "Spans of traces that didn't reach the collector.",
+            self._traces.dropped if self._traces is not None else 0,
+        )
         saved = CounterMetricFamily(
             "gateway_gpu_seconds_saved",
             "Seconds of GPU time that those who left early didn't cost: an estimate.",
@@ -179,6 +203,8 @@ class Telemetry:
             self._token.labels(request.engine or "").observe(seconds)
         arrived = _wall_time(request.arrived)
         self.accounts.ended(request, record, arrived)
+        if self._traces is not None:
+            self._traces.ended(request, record)
         record = {"time": arrived.isoformat(timespec="milliseconds"), **record}
         if request.reclaim is not None and request.reclaim.by is None:
             self._unknown[request.reclaim] = (request, record)
@@ -189,6 +215,8 @@ class Telemetry:
         """Note what became of a slot whose request was cut short, and write the request's record."""
         if reclaim.by is ReclaimedBy.ENGINE_IDLE and reclaim.seconds is not None:
             self._reclaim.labels(engine.name).observe(reclaim.seconds)
+        if self._traces is not None:
+            self._traces.reclaimed(reclaim)
         request, record = self._unknown.pop(reclaim, (None, {}))
         if request is not None:
             self._append({**record, **request.reclaimed()})

@@ -207,6 +207,7 @@ async def running_gateway(
     usage: Section | None = None,
     health: Section | None = None,
     retry: Section | None = None,
+    traces: Section | None = None,
     routes: Sequence[Section] = (),
     engine: Section | None = None,
     tenants: Sequence[Section] = (),
@@ -224,6 +225,7 @@ async def running_gateway(
         "usage": usage or {},
         "health": {"probe_seconds": 0, **(health or {})},
         "retry": retry or {},
+        "traces": traces or {},
     }
     gateway = Gateway()
     gateway.sections = {name: dict(section) for name, section in sections.items()}
