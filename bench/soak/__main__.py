@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -20,9 +21,9 @@ from dataclasses import dataclass
 from bench import processes
 from bench.loop import loop_factory
 from bench.report import as_report, machine, print_table, write_json
-from bench.soak.clients import Round
+from bench.soak.clients import Round, Visit
 from bench.soak.mix import Plan, plan
-from bench.soak.target import Engine, Gateway, started
+from bench.soak.target import SLOTS, Engine, Gateway, started
 from bench.soak.verdict import SHOWN, Seen, Soak
 from bench.targets import HOST, ROOT, BenchError
 
@@ -43,6 +44,7 @@ class Options:
     seconds: float
     seed: int
     fuzz_seconds: float
+    reload_seconds: float
     json: str
 
 
@@ -55,12 +57,15 @@ def parse(arguments: list[str]) -> Options:
     parser.add_argument("--seconds", type=float, default=0.0, help="for so long, instead")
     parser.add_argument("--seed", type=int, default=1, help="another mix of the same kind (default: 1)")
     parser.add_argument("--fuzz-seconds", type=float, default=0.0, help="then hostile bytes for so long")
+    parser.add_argument(
+        "--reload-seconds", type=float, default=0.0, help="a reload so often, with other slots"
+    )
     parser.add_argument("--json", metavar="FILE", default="", help="write all figures there as well")
     given = parser.parse_args(arguments)
     if min(given.requests, given.seconds, given.fuzz_seconds) < 0 or (given.requests and given.seconds):
         parser.error("give --requests or --seconds, a number above 0")
     requests = given.requests or (0 if given.seconds or given.fuzz_seconds else 20_000)
-    return Options(requests, given.seconds, given.seed, given.fuzz_seconds, given.json)
+    return Options(requests, given.seconds, given.seed, given.fuzz_seconds, given.reload_seconds, given.json)
 
 
 class Load:
@@ -102,7 +107,8 @@ def _play(load: Load, result: Soak, engine: Engine, gateway: Gateway) -> None:
     since, cpu = time.monotonic(), gateway.tree.cpu()
     with asyncio.Runner(loop_factory=loop_factory()[1]) as runner:
         while not load.over:
-            visits = runner.run(Round(f"{HOST}:{gateway.port}", gateway.port, load.round(), AT_ONCE).run())
+            one = Round(f"{HOST}:{gateway.port}", gateway.port, load.round(), AT_ONCE)
+            visits = runner.run(_with_reloads(one, gateway, load.options.reload_seconds))
             result.seen.update(
                 (visit.plan.name, Seen(visit.plan, visit.seen, visit.status > 0)) for visit in visits
             )
@@ -119,6 +125,23 @@ def _play(load: Load, result: Soak, engine: Engine, gateway: Gateway) -> None:
     result.seconds, result.cpu_seconds = time.monotonic() - since, gateway.tree.cpu().since(cpu)
     if len(result.rounds) > WARM_UP_ROUNDS:
         result.last = gateway.sample(settled=True)
+
+
+async def _with_reloads(one: Round, gateway: Gateway, seconds: float) -> list[Visit]:
+    """Play a round, and reload meanwhile, to fewer slots and back."""
+
+    async def reloads() -> None:
+        for number in itertools.count(1):
+            await asyncio.sleep(seconds)
+            gateway.reload(SLOTS - 6 * (number % 2))
+
+    task = asyncio.create_task(reloads()) if seconds else None
+    try:
+        return await one.run()
+    finally:
+        if task is not None:
+            task.cancel()
+            gateway.reload(SLOTS)
 
 
 def fuzz(seconds: float) -> bool:

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -94,25 +95,33 @@ class Gateway:
 
     def __init__(self, folder: str, engine: Engine) -> None:
         self.port, self.admin = free_port(), free_port()
-        config = os.path.join(folder, "config.toml")
+        self._config, self._engine = os.path.join(folder, "config.toml"), engine
         self.records, self.log = os.path.join(folder, "records"), os.path.join(folder, "gateway.log")
-        with open(config, "w", encoding="utf-8") as file:
+        self._configure(SLOTS)
+        command = [sys.executable, "-m", "gateway", "serve", "--config", self._config]
+        with open(self.records, "wb") as out, open(self.log, "wb") as log:
+            cpu = processes.gateway_cpu()
+            self.process = processes.start(command, cpu=cpu, cwd=ROOT, stdout=out, stderr=log)
+        self.tree = processes.Tree(self.process)
+
+    def _configure(self, slots: int) -> None:
+        with open(self._config, "w", encoding="utf-8") as file:
             file.write(
                 CONFIG.format(
                     host=HOST,
                     port=self.port,
                     admin=self.admin,
-                    engine=engine.port,
+                    engine=self._engine.port,
                     first_byte=FIRST_BYTE_SECONDS,
                     stall=STALL_SECONDS,
-                    slots=SLOTS,
+                    slots=slots,
                 )
             )
-        command = [sys.executable, "-m", "gateway", "serve", "--config", config]
-        with open(self.records, "wb") as out, open(self.log, "wb") as log:
-            cpu = processes.gateway_cpu()
-            self.process = processes.start(command, cpu=cpu, cwd=ROOT, stdout=out, stderr=log)
-        self.tree = processes.Tree(self.process)
+
+    def reload(self, slots: int) -> None:
+        """Have it give the engine so many slots from now on."""
+        self._configure(slots)
+        self.process.send_signal(signal.SIGHUP)
 
     def check_alive(self) -> None:
         if not self.tree.running():
