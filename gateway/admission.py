@@ -19,9 +19,9 @@ import trio
 from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
 from gateway.fairness import CLASSES, Queue
-from gateway.lanes import Share, Waiter
+from gateway.lanes import Share
 from gateway.ledger import Slot
-from gateway.tickets import Stage, Ticket, fitting, no_engine, why_nowhere
+from gateway.tickets import Stage, Ticket, fitting_or_refused, no_engine, why_nowhere
 
 
 class Admission:
@@ -85,31 +85,13 @@ class Admission:
     ) -> Ticket:
         """Make a ticket for a request of ``cost`` slots that may go to the engines of ``stages``.
 
-        ``tokens`` is what it may need of an engine's KV cache, where that is counted, for its prompt and
-        for its answers; ``inputs`` is how
-        many sequences the engine may count for it at most.
-        ``share`` is its tenant's, and ``timeout`` how long its client waits for the beginning of an
-        answer, in seconds. Raises GatewayError ``invalid_request`` if it could never fit.
+        ``tokens`` is what it may need of an engine's KV cache, where that is counted, for its prompt and for
+        its answers; ``inputs`` is how many sequences the engine may count for it at most. ``share`` is its
+        tenant's, ``timeout`` how long its client waits for the beginning of an answer, in seconds. Raises
+        GatewayError ``invalid_request`` if it could never fit.
         """
         share = share or self._everybody
-        engines = [engine for stage in stages for engine in stage.engines]
-        largest = max(engine.settings.slots for engine in engines)
-        most = min(largest, share.slots or largest)
-        if cost > most:
-            whose = "the largest engine for it holds" if most == largest else "its tenant may hold"
-            raise GatewayError(
-                Code.INVALID_REQUEST,
-                f"The request makes {cost} sequences at once; {whose} {most}.",
-                param="n",
-            )
-        fits = fitting(stages, cost, sum(tokens))
-        if not fits:
-            raise GatewayError(
-                Code.INVALID_REQUEST,
-                f"The request may need {sum(tokens)} tokens, prompt and answer together; the"
-                f" largest engine for it holds {max(engine.settings.kv_tokens for engine in engines)}.",
-                param="max_tokens",
-            )
+        fits = fitting_or_refused(stages, cost, sum(tokens), share)
         now = trio.current_time()
         ticket = Ticket(
             next(self._numbers),
@@ -181,8 +163,8 @@ class Admission:
         """
         now = trio.current_time()
         for ticket in self.tickets():
-            before, stage = ticket.stages, ticket.replan(now)
-            if stage is not None and ticket.may_be_held:
+            before = ticket.stages
+            if (stage := ticket.replan(now)) is not None and ticket.may_be_held:
                 self._restage(ticket, stage)
             elif refuse:
                 self.refuse(ticket, why_nowhere(ticket))
@@ -197,7 +179,7 @@ class Admission:
     def close(self) -> None:
         """Refuse everybody who waits and everybody who comes: the gateway is draining."""
         self._closed = True
-        for ticket in tuple(self.queue):
+        for ticket in self.tickets():
             self.refuse(ticket, _draining())
 
     def _at_once(self, ticket: Ticket) -> tuple[Engine, Slot] | None:
@@ -244,11 +226,8 @@ class Admission:
         if ticket.refusal is not None:
             raise ticket.refusal
         if ticket.seat is None:
-            raise GatewayError(
-                Code.QUEUE_TIMEOUT,
-                "No slot became free in time; try again later.",
-                retry_after=math.ceil(self._expected(ticket)),
-            )
+            wait, what = math.ceil(self._expected(ticket)), "No slot became free in time; try again later."
+            raise GatewayError(Code.QUEUE_TIMEOUT, what, retry_after=wait)
         return self._seated(ticket)
 
     def _seated(self, ticket: Ticket) -> tuple[Engine, Slot]:
@@ -262,9 +241,8 @@ class Admission:
             self.queue.remove(ticket)
             self._grant()
 
-    def refuse(self, ticket: Waiter, refusal: GatewayError) -> None:
+    def refuse(self, ticket: Any, refusal: GatewayError) -> None:
         """Have one wait no longer."""
-        assert isinstance(ticket, Ticket)
         self.queue.remove(ticket)
         ticket.refusal = refusal
         ticket.called.set()

@@ -10,7 +10,7 @@ import trio
 from gateway.balance import Pick, View, least_loaded
 from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
-from gateway.lanes import Waiter
+from gateway.lanes import Share, Waiter
 from gateway.ledger import Slot
 
 
@@ -120,6 +120,32 @@ def fitting(stages: Sequence[Stage], cost: int, tokens: int) -> list[Stage]:
         for stage in stages
     ]
     return [stage for stage in found if stage.engines]
+
+
+def fitting_or_refused(stages: Sequence[Stage], cost: int, tokens: int, share: Share) -> list[Stage]:
+    """Return of ``stages`` the engines that a request of ``share`` could ever fit.
+
+    Raises GatewayError ``invalid_request`` if there are none, or its tenant may never hold so much.
+    """
+    engines = [engine for stage in stages for engine in stage.engines]
+    largest = max(engine.settings.slots for engine in engines)
+    most = min(largest, share.slots or largest)
+    if cost > most:
+        whose = "the largest engine for it holds" if most == largest else "its tenant may hold"
+        raise GatewayError(
+            Code.INVALID_REQUEST,
+            f"The request makes {cost} sequences at once; {whose} {most}.",
+            param="n",
+        )
+    fits = fitting(stages, cost, tokens)
+    if not fits:
+        raise GatewayError(
+            Code.INVALID_REQUEST,
+            f"The request may need {tokens} tokens, prompt and answer together; the"
+            f" largest engine for it holds {max(engine.settings.kv_tokens for engine in engines)}.",
+            param="max_tokens",
+        )
+    return fits
 
 
 def no_engine() -> GatewayError:

@@ -12,6 +12,7 @@ _ASKED |= {("time", name) for name in ("time", "time_ns", "localtime", "gmtime",
 WRITERS = {
     "models.py",  # when the list of models was "created"
     "telemetry.py",  # when a request came: its record
+    "tracing.py",  # when spans began and ended
     "usagereport.py",  # --since 3d
     "usagestore.py",  # the same, of a row
 }
