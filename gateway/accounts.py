@@ -11,7 +11,6 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from gateway.dialect import ROUTES
 from gateway.request import Request
-from gateway.usage import usage_of
 from gateway.usagefile import Row
 from gateway.usagestore import UsageStore
 
@@ -38,7 +37,7 @@ class Accounts:
 
     def ended(self, request: Request, record: Mapping[str, Any], arrived: datetime) -> None:
         """Note the end of ``request``, whose access record is ``record``."""
-        usage = usage_of(request.meter)
+        usage = request.usage
         if request.meter is not None:
             for direction, tokens, source in (
                 ("prompt", usage.prompt, usage.prompt_source),

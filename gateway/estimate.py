@@ -8,7 +8,7 @@ from math import inf
 from gateway.headers import Fields
 from gateway.peek import MAX_TOKENS, Peek
 from gateway.request import Request
-from gateway.usage import prompt_size, usage_of
+from gateway.usage import prompt_size
 
 _TIMEOUTS = frozenset(
     # Ours, and two that OpenAI's clients send: how long they wait for the next byte, and for all of it.
@@ -31,7 +31,7 @@ class Estimator:
 
 def used_tokens(request: Request) -> int | None:
     """Return how many tokens a request has used; None if that can't be told."""
-    usage = usage_of(request.meter)
+    usage = request.usage
     if usage.completion is not None:
         return (usage.prompt or 0) + usage.completion
     if request.meter is not None and request.meter.refused:

@@ -16,7 +16,6 @@ import trio
 from gateway.engine import Engine
 from gateway.gateway import Gateway
 from gateway.request import Request
-from gateway.usage import usage_of
 from gateway.words import Outcome
 
 SAMPLE_SECONDS = 1.0
@@ -111,7 +110,7 @@ class History:
     def ended(self, request: Request) -> None:
         """Note the end of a request."""
         self.outcomes[request.outcome] += 1
-        usage = usage_of(request.meter)
+        usage = request.usage
         made = usage.completion or 0
         if request.meter is not None:
             self.tokens["prompt"] += usage.prompt or 0

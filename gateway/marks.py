@@ -17,7 +17,7 @@ from gateway.events import Tail
 from gateway.headers import Caller, caller_id
 from gateway.spool import Spool
 from gateway.tracecontext import Trace
-from gateway.usage import Meter, usage_of
+from gateway.usage import Meter, Usage, usage_of
 from gateway.words import CLIENT_CLOSED_REQUEST, Outcome, Phase, ReclaimedBy, first_outcome
 
 
@@ -102,6 +102,7 @@ class Marks:
         self._cut: float | None = None
         self._upstream_closed: float | None = None
         self._ended: float | None = None
+        self._usage: Usage | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -160,6 +161,15 @@ class Marks:
         span = _between(self._cut, self._upstream_closed)
         return span if span is not None and span >= 0 else None
 
+    @property
+    def usage(self) -> Usage:
+        """What it took, as far as is known; worked out once after its end, for all who ask."""
+        if self._ended is None:
+            return usage_of(self.meter)
+        if self._usage is None:
+            self._usage = usage_of(self.meter)
+        return self._usage
+
     def view(self) -> dict[str, Any]:
         """Describe it while it lives, for the control plane."""
         return {
@@ -205,7 +215,7 @@ class Marks:
             "duration_ms": _milliseconds(self.duration_seconds),
             "bytes": self.bytes,
             "events": self.tail.events,
-            **usage_of(self.meter).fields(),
+            **self.usage.fields(),
             "teardown_ms": _milliseconds(self.teardown_seconds),
             **self.reclaimed(),
         }
