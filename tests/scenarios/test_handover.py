@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from gateway.handover import take_over
 from gateway.service import Service, run
 from tests.support.gateway import entry, toml_of
 from tests.support.http1 import Http1, connect, http1
+from tests.support.process import command, free_ports
 from tests.support.routes import CHAT
 from tests.support.scripted import ScriptedEngine
 from tests.support.scripts import Stream, Whole, honest
@@ -272,3 +274,67 @@ async def test_a_signal_ends_the_old_one_sooner(tmp_path: Path) -> None:
         await gateways.ended[0].wait()
         assert gateways.records[0][0]["outcome"] == "drained"
         await client.close()
+
+
+async def test_two_processes(tmp_path: Path) -> None:
+    """The same with processes, as a supervisor has them: the first one ends by itself, with status 0."""
+    engine = ScriptedEngine(Stream(tokens=6, gap=0.004), slots=3)
+    port, admin = free_ports(2)
+    sections = {
+        "server": {
+            "listen": [f"127.0.0.1:{port}"],
+            "admin": f"127.0.0.1:{admin}",
+            "handover": f"unix:{tmp_path / 'handover.sock'}",
+        }
+    }
+    file = tmp_path / "config.toml"
+    file.write_text(toml_of(sections, [entry(engine, {})]))
+    statuses: Counter[Any] = Counter()
+    over = trio.Event()
+
+    async def client() -> None:
+        async with httpx.AsyncClient(timeout=30, trust_env=False) as asking:
+            while not over.is_set():
+                answer = await asking.post(
+                    f"http://127.0.0.1:{port}{CHAT.path}", json=CHAT.payload(stream=True)
+                )
+                statuses[answer.status_code] += 1
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.serve)
+            async with process_of(file) as first, trio.open_nursery() as clients:
+                for _ in range(6):
+                    clients.start_soon(client)
+                await until(lambda: len(engine.calls) > 40)
+                async with process_of(file):
+                    assert await first.wait() == 0
+                    seen = len(engine.calls)
+                    await until(lambda: len(engine.calls) > seen + 40)
+                    over.set()
+                    await until(lambda: not clients.child_tasks)
+            nursery.cancel_scope.cancel()
+    assert set(statuses) == {200}
+    assert engine.peak <= engine.slots
+
+
+@asynccontextmanager
+async def process_of(file: Path) -> AsyncIterator[trio.Process]:
+    """A gateway that is ready."""
+    process = await trio.lowlevel.open_process(
+        command("serve", "--config", str(file)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    try:
+        said = b""
+        while b"ready" not in said:
+            more = await process.stderr.receive_some()
+            assert more, said
+            said += more
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()
+            await process.stderr.aclose()
