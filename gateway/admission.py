@@ -21,7 +21,7 @@ from gateway.errors import Code, GatewayError
 from gateway.fairness import CLASSES, Queue
 from gateway.lanes import Share
 from gateway.ledger import Slot
-from gateway.tickets import Stage, Ticket, fitting_or_refused, no_engine, why_nowhere
+from gateway.tickets import Stage, Ticket, draining, fitting_or_refused, no_engine, why_nowhere
 
 
 class Admission:
@@ -140,21 +140,21 @@ class Admission:
 
     def tickets(self) -> list[Ticket]:
         """Return who waits."""
-        return [ticket for ticket in self.queue if isinstance(ticket, Ticket)]
-
-    def move(self, ticket: Ticket, stage: Stage) -> None:
-        """Have one that waits wait for other engines, in its place."""
-        with self.queue.moving(ticket):
-            ticket.go(stage)
+        return [each for each in self.queue if isinstance(each, Ticket)]
 
     def wake(self) -> None:
-        """An engine takes requests again, or none any more: have who waits go where he should, and grant."""
-        if self.queue:
-            now = trio.current_time()
-            for ticket in self.tickets():
-                if len(ticket.stages) > 1:
-                    self._restage(ticket, ticket.next_stage(now))
-            self._grant()
+        """Grant whoever can go now: an engine takes requests again, or more of them."""
+        self._grant()
+
+    def look_round(self, *, one: bool) -> None:
+        """Engines are well again, or not any more: have who waits go where he should.
+
+        ``one``: an engine is on trial. One request is enough for that.
+        """
+        now = trio.current_time()
+        for ticket in self.tickets():
+            if len(ticket.stages) > 1 and self._restage(ticket, ticket.next_stage(now, trial=one)) and one:
+                return
 
     def replan(self, *, refuse: bool) -> None:
         """The engines or the routes have changed: have everybody who waits look where to go, and grant.
@@ -170,21 +170,24 @@ class Admission:
                 self.refuse(ticket, why_nowhere(ticket))
             else:
                 ticket.stages = before
-        self.wake()
+        self._grant()
 
-    def _restage(self, ticket: Ticket, stage: Stage | None) -> None:
-        if stage is not None and (stage.engines != ticket.engines or stage.model != ticket.model):
-            self.move(ticket, stage)
+    def _restage(self, ticket: Ticket, stage: Stage | None) -> bool:
+        moves = stage is not None and (stage.engines != ticket.engines or stage.model != ticket.model)
+        if stage is not None and moves:
+            with self.queue.moving(ticket):
+                ticket.go(stage)
+        return moves
 
     def close(self) -> None:
         """Refuse everybody who waits and everybody who comes: the gateway is draining."""
         self._closed = True
-        for ticket in self.tickets():
-            self.refuse(ticket, _draining())
+        for each in self.tickets():
+            self.refuse(each, draining())
 
     def _at_once(self, ticket: Ticket) -> tuple[Engine, Slot] | None:
         if self._closed:
-            raise _draining()
+            raise draining()
         now = trio.current_time()
         if not (ticket.may_be_held and all(map(ticket.fits, ticket.engines))):
             # One was removed since the ticket was made, or is smaller than it was.
@@ -231,8 +234,8 @@ class Admission:
         return self._seated(ticket)
 
     def _seated(self, ticket: Ticket) -> tuple[Engine, Slot]:
+        assert ticket.seat is not None
         seat, ticket.seat = ticket.seat, None
-        assert seat is not None
         return seat
 
     def _leave(self, ticket: Ticket) -> None:
@@ -292,7 +295,3 @@ class Admission:
         self._granted[slot] = ticket
         ticket.seat = engine, slot
         return True
-
-
-def _draining() -> GatewayError:
-    return GatewayError(Code.DRAINING, "The gateway is shutting down; try again.")

@@ -89,7 +89,7 @@ class Fleet:
         if engine not in self._probes:
             gateway = self._gateway
             self._probes[engine] = Probes(
-                engine, gateway.requests, wake=gateway.admission.wake, learnt=gateway.learnt
+                engine, gateway.requests, wake=gateway.health_changed, learnt=gateway.learnt
             )
         return self._probes[engine]
 

@@ -7,7 +7,6 @@ such a path, what does the body ask for, which engines could take it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import trio
 
@@ -21,6 +20,7 @@ from gateway.ghosts import Reclaim
 from gateway.headers import find
 from gateway.ledger import Slot
 from gateway.reclaim import Reclaimer
+from gateway.reloads import Reloads
 from gateway.request import Request
 from gateway.requests import Requests
 from gateway.response import Response
@@ -32,23 +32,6 @@ from gateway.usage import Source, usage_of
 
 DRAIN_FAREWELL_SECONDS = 0.5
 """How long clients may take to be told that the drain is over: the process is to end soon after it."""
-
-
-@dataclass(slots=True)
-class Reloads:
-    """How reloads of the configuration went."""
-
-    well: int = 0
-    badly: int = 0
-    last_failed: bool = False
-
-    def done(self) -> None:
-        """One went well."""
-        self.well, self.last_failed = self.well + 1, False
-
-    def failed(self) -> None:
-        """One has changed nothing."""
-        self.badly, self.last_failed = self.badly + 1, True
 
 
 class Gateway:
@@ -87,6 +70,7 @@ class Gateway:
         for engine in self.engines:
             self._adopt(engine)
         self.draining = False
+        self._well = frozenset(self.engines)
         self.connections: Callable[[], int] = lambda: 0
         """How many client connections are open: the edge that has them says so."""
         self._ended = ended
@@ -162,6 +146,20 @@ class Gateway:
     def replan(self) -> None:
         """The engines have changed: have everybody who waits look where to go."""
         self.admission.replan(refuse=True)
+
+    def health_changed(self) -> None:
+        """An engine may be given requests again, or none any more.
+
+        Everybody who waits is looked at only if that is so for more than a trial: engines may flap.
+        """
+        now = trio.current_time()
+        well = frozenset(engine for engine in self.engines if not engine.health.ejected)
+        if well != self._well:
+            self._well = well
+            self.admission.look_round(one=False)
+        if any(engine.health.ejected and engine.health.takes(now) for engine in self.engines):
+            self.admission.look_round(one=True)
+        self.admission.wake()
 
     def learnt(self) -> None:
         """An engine has other models: who waits may go there. Nobody is refused for it: lists come and go."""

@@ -52,13 +52,15 @@ class Ticket(Waiter):
     refusal: GatewayError | None = None
     called: trio.Event = field(default_factory=trio.Event)
 
-    def next_stage(self, now: float) -> Stage | None:
+    def next_stage(self, now: float, *, trial: bool = True) -> Stage | None:
         """Return where it may go from here: the first stage with an engine that is up, or else with any.
+
+        Up are those that are well, and, with ``trial``, one that waits for a request to be tried with.
 
         What was tried isn't tried again, and what couldn't hold it isn't waited for.
         """
         rest = [Stage(left, each.model) for each in self.stages if (left := self._left_of(each))]
-        up = (each for each in rest if any(_is_up(engine, now) for engine in each.engines))
+        up = (each for each in rest if any(_is_up(engine, now, trial=trial) for engine in each.engines))
         return next(up, rest[0] if rest else None)
 
     def _left_of(self, stage: Stage) -> tuple[Engine, ...]:
@@ -154,6 +156,11 @@ def no_engine() -> GatewayError:
     return GatewayError(Code.NO_ENGINE, what)
 
 
+def draining() -> GatewayError:
+    """Say that nobody is admitted any more."""
+    return GatewayError(Code.DRAINING, "The gateway is shutting down; try again.")
+
+
 def why_nowhere(ticket: Ticket) -> GatewayError:
     """Say why a request that waited, or was to be tried again, can't go anywhere any more."""
     engines = [engine for stage in ticket.stages for engine in stage.engines if engine.in_use]
@@ -166,5 +173,6 @@ def why_nowhere(ticket: Ticket) -> GatewayError:
     )
 
 
-def _is_up(engine: Engine, now: float) -> bool:
-    return engine.health.takes(now) or engine.health.rests(now)
+def _is_up(engine: Engine, now: float, *, trial: bool) -> bool:
+    health = engine.health
+    return (health.takes(now) and (trial or not health.ejected)) or health.rests(now)
