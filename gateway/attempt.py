@@ -147,6 +147,7 @@ class Attempt:
         """The engine's head is there; return what is done to the bytes behind it, which ``tail`` watches."""
         assert self._meter is not None, "a call that was opened"
         self._refused = answer.status >= 400
+        self.engine.answers[answer.status // 100] += 1
         self.marks.status = answer.status
         self._meter.answered(answer.status, tail)
         self._judge(answer)

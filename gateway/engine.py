@@ -7,6 +7,7 @@ is only what the request's nursery needs to know of it.
 from __future__ import annotations
 
 import ssl
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -106,6 +107,8 @@ class Engine:
         """What it has said last that it is doing, if it can be asked."""
         self.learnt: tuple[str, ...] = ()
         """The models that it lists, if it is asked for them."""
+        self.answers: Counter[int] = Counter()
+        """How many it has given, by the first digit of their status."""
         self.last_granted = 0
         """The place of its last grant in the order of all."""
         self.profile = PROFILES[settings.kind]
@@ -129,6 +132,11 @@ class Engine:
         self.used_elsewhere(*self._elsewhere)
         self.policy = self._policy()
         self.transport.connect_within(connect_seconds)
+
+    @property
+    def slots_elsewhere(self) -> int:
+        """What the process before us still uses of it."""
+        return self._elsewhere[0]
 
     def used_elsewhere(self, slots: int, tokens: int) -> None:
         """Leave free so many slots, and tokens of its cache: the process before us uses them still."""

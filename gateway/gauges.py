@@ -78,12 +78,17 @@ class Gauges:
         foreign = GaugeMetricFamily(
             "gateway_foreign_sequences", "Load on the engine that isn't this gateway's.", labels=["engine"]
         )
+        answers = CounterMetricFamily(
+            "gateway_engine_answers", "Answers of engines, by status.", labels=["engine", "class"]
+        )
         for engine, reclaimer in self._of_known():
+            for digit in (2, 4, 5):
+                answers.add_metric([engine.name, f"{digit}xx"], engine.answers[digit])
             counters["ghost_seconds"].add_metric([engine.name], reclaimer.ghost_seconds)
             counters["tokens_wasted"].add_metric([engine.name], reclaimer.wasted)
             counters["unchanged_requests"].add_metric([engine.name], engine.as_they_are)
             foreign.add_metric([engine.name], reclaimer.foreign)
-        yield from (*counters.values(), foreign)
+        yield from (*counters.values(), foreign, answers)
 
     def _of_known(self) -> Iterable[tuple[Engine, Reclaimer]]:
         return ((engine, self._gateway.reclaimers[engine]) for engine in self._gateway.known_engines)

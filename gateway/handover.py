@@ -35,6 +35,8 @@ _LOOK_SECONDS = 0.02
 _WORD_SECONDS = 10.0
 """How long either may take to say the next word."""
 
+_LAST_WORD_SECONDS = 0.5
+
 _MOST_SOCKETS = 250
 """Linux passes at most 253 descriptors at once (SCM_MAX_FD)."""
 
@@ -246,11 +248,15 @@ class Handover:
 
     async def _tell(self, line: _Line) -> None:
         told: dict[str, list[int]] = {}
-        while True:
-            if (keeps := self._limit()) != told:
-                told = keeps
-                await line.say({"keeps": keeps})
-            await trio.sleep(_LOOK_SECONDS)
+        try:
+            while True:
+                if (keeps := self._limit()) != told:
+                    told = keeps
+                    await line.say({"keeps": keeps})
+                await trio.sleep(_LOOK_SECONDS)
+        finally:
+            with trio.move_on_after(_LAST_WORD_SECONDS, shield=True):
+                await line.say({"keeps": self._limit()})
 
     def _limit(self, *, at_most: bool = False) -> dict[str, list[int]]:
         """Have no more of each engine than what we hold, and return what that is: slots, and tokens.

@@ -6,6 +6,7 @@ What is written, and how, may change while the gateway runs; loggers that exist 
 from __future__ import annotations
 
 import logging
+import select
 import sys
 from typing import Any
 
@@ -32,6 +33,7 @@ class _Settings:
     def __init__(self) -> None:
         self.least = logging.INFO
         self.render: Any = JSON
+        self.lost = 0
 
 
 _settings = _Settings()
@@ -48,7 +50,7 @@ def configure_logging() -> None:
             structlog.processors.format_exc_info,
             _render,
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=_Stderr,
         cache_logger_on_first_use=True,
     )
 
@@ -59,6 +61,33 @@ def apply(settings: Log) -> None:
     people = settings.format == "console" or (settings.format == "auto" and terminal)
     _settings.least = _LEVELS[settings.level.upper()]
     _settings.render = structlog.dev.ConsoleRenderer(colors=terminal) if people else JSON
+
+
+class _Stderr:
+    """Writes lines to standard error, or counts them where it takes none: nobody waits for a log, or ends for it."""
+
+    def __init__(self, *_: Any) -> None:
+        self._poll = select.poll()
+
+    def msg(self, line: str) -> None:
+        """Write a line."""
+        try:
+            number = sys.stderr.fileno()
+            self._poll.register(number, select.POLLOUT)
+            # A pipe says so as long as it has room for PIPE_BUF; what is shorter is written without waiting.
+            if not any(events & select.POLLOUT for _, events in self._poll.poll(0)):
+                raise BlockingIOError
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            _settings.lost += 1
+
+    debug = info = warning = error = critical = exception = log = msg
+
+
+def lost() -> int:
+    """Return how many lines of the log could not be written."""
+    return _settings.lost
 
 
 def _drop_lesser(_: WrappedLogger, method: str, event: EventDict) -> EventDict:

@@ -191,7 +191,7 @@ class Reclaimer:
             self._leftovers = min(self._leftovers, max(0, look.others - ours))
             if look.load.busy >= look.most + ours:
                 self.engine.ledger.all_counted(look.asked - looks.confirm)
-        self._meet_strangers(look, ours + self._leftovers)
+        self._meet_strangers(look, ours + self._leftovers + self.engine.slots_elsewhere)
         for each in weigh(look, self._reclaims, ghosts, looks):
             self._stopped(each)
         self._ghosts.consider(look, looks.confirm)

@@ -34,7 +34,7 @@ from gateway.gateway import Gateway
 from gateway.gauges import Gauges
 from gateway.ghosts import Reclaim
 from gateway.history import History, Spans
-from gateway.logs import JSON
+from gateway.logs import JSON, lost
 from gateway.request import Request
 from gateway.usagestore import UsageStore
 from gateway.words import ReclaimedBy
@@ -160,6 +160,9 @@ class Telemetry:
         for engine, savings in self.history.savings.items():
             saved.add_metric([engine], savings.seconds)
         yield saved
+        yield CounterMetricFamily(
+            "gateway_log_lines_dropped", "Lines of the log that could not be written.", lost()
+        )
         yield from self.accounts.collect()
 
     def spans(self, name: Literal["ttft", "teardown"]) -> dict[str, Any]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
+import msgspec.inspect as ins
 
+from gateway.config.formats import check_digest
 from gateway.config.schema import Config
 from gateway.config.values import MASK
 
@@ -71,7 +74,29 @@ def _of_items(section: str, before: Any, after: Any) -> Iterator[Change]:
         yield Change(section, f"{section}: another order")
 
 
+@cache
+def _secrets(table: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the keys of a table whose values aren't shown, by their types; a digest isn't shown either."""
+    info = ins.type_info(table)
+    assert isinstance(info, ins.StructType)
+    return frozenset(field.name for field in info.fields if _is_secret(field.type))
+
+
+def _is_secret(info: ins.Type) -> bool:
+    match info:
+        case ins.UnionType(types=types):
+            return any(map(_is_secret, types))
+        case ins.VarTupleType(item_type=item) | ins.DictType(value_type=item):
+            return _is_secret(item)
+        case ins.Metadata(extra=extra):
+            form = (extra or {})["format"]
+            return form.secret or form.check is check_digest
+        case _:
+            return False
+
+
 def _of_table(path: str, shown: str, before: msgspec.Struct, after: msgspec.Struct) -> Iterator[Change]:
+    secrets = _secrets(type(before))
     for name in before.__struct_fields__:
         old, new = getattr(before, name), getattr(after, name)
         if old == new:
@@ -79,7 +104,7 @@ def _of_table(path: str, shown: str, before: msgspec.Struct, after: msgspec.Stru
         key = f"{path}.{name}"
         if isinstance(old, msgspec.Struct) and isinstance(new, msgspec.Struct):
             yield from _of_table(key, f"{shown}.{name}", old, new)
-        elif name in ("keys", "api_key", "headers"):
+        elif name in secrets:
             yield Change(key, f"{shown}.{name}: changed ({MASK})")
         else:
             yield Change(key, f"{shown}.{name}: {_shown(old)} -> {_shown(new)}")
