@@ -116,6 +116,8 @@ class Engine:
         self._host = host
         self.policy = self._policy()
         self._elsewhere = (0, 0)
+        self.shared = False
+        """Another gateway uses it too, for a while: what runs on it that isn't ours is no stranger's."""
         self.retired = False
         """It isn't configured any more, and is let go when it is free."""
         self.tls: ssl.SSLContext | None = None
@@ -133,14 +135,10 @@ class Engine:
         self.policy = self._policy()
         self.transport.connect_within(connect_seconds)
 
-    @property
-    def slots_elsewhere(self) -> int:
-        """What the process before us still uses of it."""
-        return self._elsewhere[0]
-
     def used_elsewhere(self, slots: int, tokens: int) -> None:
         """Leave free so many slots, and tokens of its cache: the process before us uses them still."""
         self._elsewhere = (slots, tokens)
+        self.shared = slots > 0
         settings = self.settings
         # A cache of 0 would be one that isn't counted.
         kv_tokens = max(1, settings.kv_tokens - tokens) if settings.kv_tokens else 0

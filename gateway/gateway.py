@@ -6,7 +6,7 @@ such a path, what does the body ask for, which engines could take it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
@@ -69,7 +69,9 @@ class Gateway:
         self._reclaimed = reclaimed
         for engine in self.engines:
             self._adopt(engine)
-        self.draining = False
+        self.draining = self.leaving = False
+        self.elsewhere: Mapping[str, tuple[int, int]] = {}
+        """Slots, and tokens, that the process before us still uses of the engines, by their URLs."""
         self._well = frozenset(self.engines)
         self.connections: Callable[[], int] = lambda: 0
         """How many client connections are open: the edge that has them says so."""

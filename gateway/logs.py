@@ -64,7 +64,7 @@ def apply(settings: Log) -> None:
 
 
 class _Stderr:
-    """Writes lines to standard error, or counts them where it takes none: nobody waits for a log, or ends for it."""
+    """Writes lines to standard error; counts those that it doesn't take: nobody waits, or ends, for a log."""
 
     def __init__(self, *_: Any) -> None:
         self._poll = select.poll()

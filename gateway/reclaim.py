@@ -36,6 +36,8 @@ BACKGROUND_SECONDS = 10.0
 _SUSPECTED_SECONDS = 0.5
 """Between two looks while there seems to be load that isn't ours."""
 
+_ANY = 1 << 30  # Of an engine that is shared, whatever it runs may be another gateway's.
+
 
 class Reclaimer:
     """Everything that is being reclaimed of one engine. :meth:`run` has to be running.
@@ -191,7 +193,7 @@ class Reclaimer:
             self._leftovers = min(self._leftovers, max(0, look.others - ours))
             if look.load.busy >= look.most + ours:
                 self.engine.ledger.all_counted(look.asked - looks.confirm)
-        self._meet_strangers(look, ours + self._leftovers + self.engine.slots_elsewhere)
+        self._meet_strangers(look, ours + (_ANY if self.engine.shared else self._leftovers))
         for each in weigh(look, self._reclaims, ghosts, looks):
             self._stopped(each)
         self._ghosts.consider(look, looks.confirm)

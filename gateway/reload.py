@@ -73,6 +73,9 @@ class Reloader:
             log.error("reload failed, nothing is changed", faults=str(error).splitlines())
 
     async def _reload(self, *, dry_run: bool) -> Report:
+        if self._gateway.leaving:
+            hint = "reload that one; this one only ends what it has"
+            raise ConfigError((Fault("", "", "another process has taken over", hint),))
         if self._load is None:
             raise ConfigError((Fault("", "", "this gateway was started without a file"),))
         new = await trio.to_thread.run_sync(self._load)
@@ -154,6 +157,7 @@ class Reloader:
             engine.health.drained = engine.name in kept_free
         for engine, settings in zip(engines, new.engines, strict=True):
             self._fleet.take_back(engine)
+            engine.used_elsewhere(*gateway.elsewhere.get(settings.url, (0, 0)))
             engine.apply(settings, new.health, connect_seconds=new.stream.connect_seconds)
             self._fleet.settings_changed(engine)
         gateway.apply(new, engines)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import structlog
 import trio
 
-from gateway import logs
-from gateway.app import DataPlane
 from gateway.arrivals import Arrivals
 from gateway.config import Config
-from gateway.control import control_plane
-from gateway.dashboard import Board
 from gateway.fleet import Fleet, close
 from gateway.gateway import DRAIN_FAREWELL_SECONDS, Gateway
-from gateway.guard import Guard
-from gateway.handover import Handover, Predecessor, take_over
+from gateway.handover import Door, Predecessor, take_over
+from gateway.planes import Planes
 from gateway.reload import Reloader
 from gateway.resources import (
     bound,
@@ -29,14 +23,11 @@ from gateway.resources import (
     make_store,
     make_tls,
     make_tracing,
-    read_authorities,
 )
-from gateway.server import Listener, Plane
+from gateway.server import Plane
 from gateway.telemetry import Sink, Telemetry
 
 log = structlog.get_logger("gateway.service")
-
-_ADMIN_CONNECTIONS = 256
 
 _RECLAIM_SECONDS = 1.0
 """How long the end of a drain waits for engines to be seen to have stopped."""
@@ -117,6 +108,7 @@ async def run(
     async with AsyncExitStack() as opened:
         before = await _predecessor(config, gateway, opened)
         taken = before.sockets if before is not None else []
+        door = _door(config, opened)
         listen, admin = opened.enter_context(bound(config, "https" if tls else "http", taken))
         keep_private(config, admin)
         for context in (_closing(gateway), keeping, exporting, telemetry.writing()):
@@ -127,7 +119,7 @@ async def run(
         await fleet.probe([engine for engine in engines if engine.learns])
         for engine in engines:
             fleet.look_after(engine)
-        planes = _Planes(gateway, telemetry, listen, admin)
+        planes = Planes(gateway, telemetry, listen, admin)
         reloader = Reloader(
             gateway,
             fleet,
@@ -138,14 +130,15 @@ async def run(
         service = Service(tuple(each.name for each in listen), admin.name, gateway, reloader)
         await planes.open(nursery, reloader, tls)
         if before is not None:
-            await before.leaves()
+            await before.serves((*config.server.listen, config.server.admin))
             nursery.start_soon(before.follow, gateway)
-        if config.server.handover is not None:
-            await nursery.start(planes.handover(config, service.leave).serve)
+        if door is not None:
+            door.show()
+            nursery.start_soon(planes.handover(config, door, service.leave).serve)
         task_status.started(service)
         await service.end_requested()
         if service.leaves:
-            await planes.leave(service.drain_requested)
+            await planes.leave(service.drain_requested, before)
         await _drain(gateway, planes.data, at_once=service.leaves)
         await planes.control.close()
         nursery.cancel_scope.cancel()
@@ -162,83 +155,13 @@ async def _predecessor(config: Config, gateway: Gateway, opened: AsyncExitStack)
     return before
 
 
-class _Planes:
-    """The API and the control plane, on their listeners."""
-
-    def __init__(
-        self, gateway: Gateway, telemetry: Telemetry, listen: list[Listener], admin: Listener
-    ) -> None:
-        self._gateway, self._telemetry = gateway, telemetry
-        self._listen, self._admin = listen, admin
-        self._app = DataPlane(gateway)
-        self._board = Board(gateway, telemetry)
-        self.data: Plane
-        self.control: Plane
-
-    async def open(self, nursery: trio.Nursery, reloader: Reloader, tls: ssl.SSLContext | None) -> None:
-        """Begin to accept."""
-        gateway, admin, config = self._gateway, self._admin, self._gateway.config
-        nursery.start_soon(self._board.run)
-        guard = Guard(lambda: gateway.config.server.admin_token or "", by_name=not admin.is_unix)
-        pages = control_plane(gateway, self._telemetry, reloader, guard=guard, board=self._board)
-        self.data = _plane(self._app, self._listen, "data", config, tls)
-        self.control = _plane(pages, [admin], "control", config)
-        gateway.connections = lambda: self.data.connections
-        await nursery.start(self.data.serve)
-        await nursery.start(self.control.serve)
-
-    def prepare(self, new: Config) -> Callable[[], None]:
-        """Read what a new configuration names; return what tells those of it who don't look each time."""
-        keep_private(new, self._admin)
-        tls = make_tls(new)
-        authorities = read_authorities(new)
-
-        def take_into_use() -> None:
-            self.data.tls = tls
-            for engine in self._gateway.engines:
-                if engine.tls is not None and engine.name in authorities:
-                    engine.tls.load_verify_locations(cadata=authorities[engine.name])
-            logs.apply(new.log)
-            self._app.budget.resize(new.server.bodies_bytes)
-            self.data.most_connections = new.server.max_connections
-
-        return take_into_use
-
-    def handover(self, config: Config, leave: Callable[[], None]) -> Handover:
-        """Make the way out, for when another process takes over."""
-        assert config.server.handover is not None
-        addresses = (*config.server.listen, config.server.admin)
-        listeners = (*self._listen, self._admin)
-        return Handover(
-            self._gateway,
-            config.server.handover.removeprefix("unix:"),
-            [(name, each.socket) for name, each in zip(addresses, listeners, strict=True)],
-            leave=leave,
-            connected=self._gateway.connections,
-        )
-
-    async def leave(self, hurried: Callable[[], Awaitable[None]]) -> None:
-        """Another process serves from now on: have those who are connected end, in their own time.
-
-        ``hurried`` returns when they have no more time.
-        """
-        gateway, data = self._gateway, self.data
-        seconds, live = gateway.config.server.drain_seconds, len(gateway.requests)
-        log.info("handed over", live_requests=live, connections=data.connections, at_most_seconds=seconds)
-        self._board.close()
-        self.control.leave()
-        data.leave()
-        async with trio.open_nursery() as nursery:
-
-            async def until_hurried() -> None:
-                await hurried()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(until_hurried)
-            with trio.move_on_after(seconds):
-                await data.no_connection_left()
-                await gateway.requests.none_left()
-            nursery.cancel_scope.cancel()
+def _door(config: Config, opened: AsyncExitStack) -> Door | None:
+    """Open the door for a successor, where there is to be one; nobody finds it yet."""
+    if config.server.handover is None:
+        return None
+    door = Door(config.server.handover.removeprefix("unix:"))
+    opened.callback(door.close)
+    return door
 
 
 @asynccontextmanager
@@ -249,20 +172,6 @@ async def _closing(gateway: Gateway) -> AsyncIterator[None]:
     finally:
         for engine in (*gateway.engines, *gateway.retiring):
             await close(engine)
-
-
-def _plane(
-    app: Any, listeners: list[Listener], name: str, config: Config, tls: ssl.SSLContext | None = None
-) -> Plane:
-    most = config.server.max_connections if name == "data" else _ADMIN_CONNECTIONS
-    return Plane(
-        app,
-        listeners,
-        name=name,
-        tls=tls,
-        most_connections=most,
-        stall_seconds=config.stream.stall_seconds,
-    )
 
 
 async def _drain(gateway: Gateway, data: Plane, *, at_once: bool = False) -> None:

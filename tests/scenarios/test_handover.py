@@ -186,7 +186,7 @@ async def test_one_that_does_not_come_to_serve_takes_nothing(tmp_path: Path) -> 
     async with successive(tmp_path, engine) as gateways:
         before = await take_over(str(gateways.path))
         assert before is not None
-        assert before.keeps == {"engine": [4, 0]}
+        assert before.keeps == {engine.url: (4, 0)}
         before.close()
         assert await ask(gateways.url) == 200
         await gateways.start()
@@ -197,7 +197,7 @@ async def test_one_that_does_not_come_to_serve_takes_nothing(tmp_path: Path) -> 
 async def test_what_an_old_one_held_when_it_was_killed_is_kept_free_for_a_while(tmp_path: Path) -> None:
     engine = ScriptedEngine(honest, slots=2, kind="vllm")
     async with successive(tmp_path, engine) as gateways:
-        path, mine = str(tmp_path / "other.sock"), {"engine": [1, 0]}
+        path, mine = str(tmp_path / "other.sock"), {engine.url: [1, 0]}
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(path)
             listening.listen()
@@ -270,6 +270,7 @@ async def test_a_signal_ends_the_old_one_sooner(tmp_path: Path) -> None:
         await client.post(CHAT.path, CHAT.payload(stream=True))
         await client.head()
         await gateways.start()
+        await until(lambda: gateways.services[0].leaves)
         gateways.services[0].drain()
         await gateways.ended[0].wait()
         assert gateways.records[0][0]["outcome"] == "drained"
