@@ -57,13 +57,12 @@ class Admission:
         now = trio.current_time()
         tenants: dict[str, dict[str, Any]] = {}
         classes = dict.fromkeys(CLASSES, 0)
-        for waiter in self.queue:
+        for waiter in self.tickets():
             classes[CLASSES[waiter.level]] += 1
             share = waiter.share
             seen = tenants.setdefault(
                 share.name, {"waiting": len(share.waiters), "held": share.held, "longest_seconds": 0.0}
             )
-            assert isinstance(waiter, Ticket)
             seen["longest_seconds"] = max(seen["longest_seconds"], round(now - waiter.came, 3))
         return {
             "waiting": self.waiting,
@@ -151,33 +150,37 @@ class Admission:
 
         ``one``: an engine is on trial. One request is enough for that.
         """
-        now = trio.current_time()
+        now, moves = trio.current_time(), list[tuple[Ticket, Stage]]()
         for ticket in self.tickets():
-            if len(ticket.stages) > 1 and self._restage(ticket, ticket.next_stage(now, trial=one)) and one:
-                return
+            stage = ticket.next_stage(now, trial=one) if len(ticket.stages) > 1 else None
+            if stage is not None and ticket.moves_to(stage):
+                moves.append((ticket, stage))
+                if one:
+                    break
+        self._move(moves)
 
     def replan(self, *, refuse: bool) -> None:
         """The engines or the routes have changed: have everybody who waits look where to go, and grant.
 
         Who has nowhere to go is refused, or waits on where he is.
         """
-        now = trio.current_time()
+        now, moves = trio.current_time(), list[tuple[Ticket, Stage]]()
         for ticket in self.tickets():
             before = ticket.stages
             if (stage := ticket.replan(now)) is not None and ticket.may_be_held:
-                self._restage(ticket, stage)
+                if ticket.moves_to(stage):
+                    moves.append((ticket, stage))
             elif refuse:
                 self.refuse(ticket, why_nowhere(ticket))
             else:
                 ticket.stages = before
-        self._grant()
+        self._move(moves)
+        self.wake()
 
-    def _restage(self, ticket: Ticket, stage: Stage | None) -> bool:
-        moves = stage is not None and (stage.engines != ticket.engines or stage.model != ticket.model)
-        if stage is not None and moves:
-            with self.queue.moving(ticket):
+    def _move(self, moves: Sequence[tuple[Ticket, Stage]]) -> None:
+        with self.queue.moving([ticket for ticket, _ in moves]):
+            for ticket, stage in moves:
                 ticket.go(stage)
-        return moves
 
     def close(self) -> None:
         """Refuse everybody who waits and everybody who comes: the gateway is draining."""

@@ -12,7 +12,7 @@ from gateway.asking import EngineModels, LoadAnswer, ask, ask_load, ask_models
 from gateway.engine import Engine
 from gateway.errors import GatewayError
 from gateway.profiles import Ask
-from gateway.resources import make_engines, make_tls, make_tracing
+from gateway.resources import check_handover, make_engines, make_tls, make_tracing
 from gateway.transport import make_engine
 from gateway.usagefile import UsageFileError, examine
 
@@ -37,6 +37,7 @@ async def run(settings: config.Config) -> int:
             raise config.ConfigError((fault,)) from None
     make_tls(settings)
     make_tracing(settings)
+    check_handover(settings)
     engines = make_engines(settings)
     print(config.show(settings))
     answers: dict[str, bool] = {}

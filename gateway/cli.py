@@ -110,12 +110,8 @@ async def _serve(settings: config.Config, file: str) -> int:
                 running: service.Service = await nursery.start(
                     _until_drained, settings, file, nursery.cancel_scope
                 )
-            except (BindError, HandoverError) as error:
-                print(error, file=sys.stderr)
-                return EXIT_FAILED
-            except config.ConfigError as error:
-                print(error.of(file), file=sys.stderr)
-                return EXIT_CONFIG
+            except (BindError, HandoverError, config.ConfigError, BaseExceptionGroup) as error:
+                return _explain(error, file)
             process.leave_collector_little()
             log.info("ready", listen=running.listen, admin=running.admin)
             manager = notify.Notifier(running.summary)
@@ -134,6 +130,20 @@ async def _serve(settings: config.Config, file: str) -> int:
                     running.drain()
                     manager.stopping()
     return EXIT_OK
+
+
+def _explain(error: BaseException, file: str) -> int:
+    """Say why it can't start. What came out of nurseries is in groups. Raises what isn't the operator's."""
+    leaf = error
+    while isinstance(leaf, BaseExceptionGroup) and len(leaf.exceptions) == 1:
+        leaf = leaf.exceptions[0]
+    if isinstance(leaf, config.ConfigError):
+        print(leaf.of(file), file=sys.stderr)
+        return EXIT_CONFIG
+    if not isinstance(leaf, BindError | HandoverError):
+        raise error
+    print(leaf, file=sys.stderr)
+    return EXIT_FAILED
 
 
 async def _reload(running: service.Service, manager: notify.Notifier) -> None:

@@ -112,6 +112,7 @@ def _add_guard(app: QuartTrio, guard: Guard) -> None:
             host=headers.get("Host", ""),
             origin=headers.get("Origin", ""),
             fetch_site=headers.get("Sec-Fetch-Site", ""),
+            fetch_mode=headers.get("Sec-Fetch-Mode", ""),
             authorization=headers.get("Authorization", ""),
             cookie=request.cookies.get(COOKIE, ""),
         )

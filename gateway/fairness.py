@@ -16,15 +16,14 @@ a large one for ever.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
-from gateway.lanes import Lane, Pool, Share, Waiter
+from gateway.lanes import Crowds, Lane, Pool, Share, Waiter
 
 FIRST_ESTIMATE = 1.0
 """Seconds that a slot is taken to be held while nothing is known."""
@@ -54,15 +53,14 @@ class Queue:
         self._promote_seconds = promote_seconds or inf
         self._lanes: dict[Hashable, Lane] = {}
         self._arrived: list[deque[Waiter]] = [deque() for _ in CLASSES]
-        self._crowds = _Crowds()
+        self._crowds = Crowds()
         self._running: set[Waiter] = set()
         self._typical = FIRST_ESTIMATE
         """The same, for what is charged in advance: as a geometric mean, which forgets long ones soon."""
         self._pools: dict[Hashable, Pool] = {}
         self._lanes_made = 0
         self._accrued = -inf
-        self._released = 0
-        self._size = 0
+        self._released = self._size = 0
 
     def apply(self, *, most: int, promote_seconds: float) -> None:
         """Have other bounds from now on."""
@@ -119,19 +117,24 @@ class Queue:
         return self._crowds.largest(share).newest if self._size > self.most else None
 
     def remove(self, waiter: Waiter) -> None:
-        """Take one out who leaves or has given way. Nothing happens if it doesn't wait."""
+        """Take one out who leaves or has given way, if it waits."""
         if waiter.queued:
             self._left(waiter)
 
     @contextmanager
-    def moving(self, waiter: Waiter) -> Iterator[None]:
-        """The lane of one that waits is changed meanwhile; its place in the order stays."""
-        lane = self._lane(waiter)
-        lane.remove(waiter)
-        if lane.empty:
-            del self._lanes[waiter.lane]
+    def moving(self, waiters: Sequence[Waiter]) -> Iterator[None]:
+        """The lanes of some that wait are changed meanwhile; their places in the order stay."""
+        for waiter in waiters:
+            lane = self._lane(waiter)
+            lane.remove(waiter)
+            if lane.empty:
+                del self._lanes[waiter.lane]
         yield
-        self._lane(waiter).add(waiter)
+        by_lane: dict[Lane, list[Waiter]] = {}
+        for waiter in waiters:
+            by_lane.setdefault(self._lane(waiter), []).append(waiter)
+        for lane, moved in by_lane.items():
+            lane.add_all(moved)
 
     def grant(self, seat: Seat, now: float) -> Iterator[Waiter]:
         """Seat whoever can go now, in turn, and yield each.
@@ -256,42 +259,3 @@ class Queue:
                     lane.add(waiter)
                     self._arrived[level + 1].append(waiter)
                 arrived.popleft()
-
-
-@dataclass(slots=True)
-class _Crowds:
-    """The shares by how many of them wait, so that the largest is known without looking at all."""
-
-    _by_size: dict[int, OrderedDict[Share, None]] = field(default_factory=dict)
-    _largest: int = 0
-
-    def __iter__(self) -> Iterator[Share]:
-        for shares in tuple(self._by_size.values()):
-            yield from shares
-
-    def grown(self, share: Share) -> None:
-        """One more of ``share`` waits."""
-        size = len(share.waiters)
-        self._move(share, size - 1, size)
-        self._largest = max(self._largest, size)
-
-    def shrunk(self, share: Share) -> None:
-        """One fewer of ``share`` waits."""
-        size = len(share.waiters)
-        self._move(share, size + 1, size)
-        if not self._by_size.get(self._largest):
-            self._largest -= 1
-
-    def largest(self, preferred: Share) -> Share:
-        """Return the share with most waiting; ``preferred`` if it is one of them."""
-        shares = self._by_size[self._largest]
-        return preferred if preferred in shares else next(iter(shares))
-
-    def _move(self, share: Share, before: int, after: int) -> None:
-        if before:
-            shares = self._by_size[before]
-            del shares[share]
-            if not shares:
-                del self._by_size[before]
-        if after:
-            self._by_size.setdefault(after, OrderedDict())[share] = None

@@ -212,7 +212,7 @@ class Gateway:
             )
         now = trio.current_time()
         tokens = self.estimator.tokens(plan.route.path, plan.seen, body)
-        request.reserved_tokens = sum(tokens)
+        request.reserved_tokens, request.asked_tokens = sum(tokens), tokens[1]
         ticket = self.admission.ticket(
             plan.stages,
             plan.cost,

@@ -42,6 +42,7 @@ class Ask:
     host: str = ""
     origin: str = ""
     fetch_site: str = ""
+    fetch_mode: str = ""
     authorization: str = ""
     cookie: str = ""
 
@@ -69,7 +70,7 @@ class Guard:
         """Say why a request is refused; None if it isn't."""
         if ask.path in OPEN_PATHS:
             return None
-        if ask.method not in _SAFE_METHODS and not _same_origin(ask):
+        if not (_same_origin(ask) if ask.method not in _SAFE_METHODS else _not_embedded(ask)):
             return Refusal(403, "This request was made by a page of another origin.")
         if self._token():
             if ask.path in LOGIN_PATHS or self._known(ask, now):
@@ -123,6 +124,11 @@ def names_this_machine(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def _not_embedded(ask: Ask) -> bool:
+    """Whether who only looks is no page of another origin: a link that somebody follows is all right."""
+    return ask.fetch_site in ("", "same-origin", "none") or ask.fetch_mode == "navigate"
 
 
 def _same_origin(ask: Ask) -> bool:

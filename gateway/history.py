@@ -57,12 +57,9 @@ class Savings:
     busy_seconds: float = 0.0
     tokens: int = 0
     unmade: float = 0.0
+    seconds: float = 0.0
+    """The seconds of the GPU that were saved, each by what a token cost at that time: it never falls."""
     _mean: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """The seconds of the GPU that were saved."""
-        return self.unmade * self.busy_seconds / self.tokens if self.tokens else 0.0
 
     def completed(self, tokens: int) -> None:
         """It has made a whole answer of so many tokens."""
@@ -74,7 +71,9 @@ class Savings:
         """A request was cut short after so many tokens; it had asked for ``at_most``."""
         self.tokens += tokens
         if self._mean is not None:
-            self.unmade += max(0.0, min(self._mean, at_most) - tokens)
+            unmade = max(0.0, min(self._mean, at_most) - tokens)
+            self.unmade += unmade
+            self.seconds += unmade * self.busy_seconds / self.tokens if self.tokens else 0.0
 
 
 @dataclass(slots=True)
@@ -128,7 +127,7 @@ class History:
         if request.outcome is Outcome.COMPLETED:
             savings.completed(made)
         elif request.outcome in _CUT_SHORT:
-            savings.cut_short(made, request.reserved_tokens or 0)
+            savings.cut_short(made, request.asked_tokens or 0)
 
     def look(self, now: float, live: Iterable[Request], engines: Sequence[Engine], waiting: int) -> Sample:
         """Take a sample."""

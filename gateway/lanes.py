@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from itertools import islice
@@ -142,6 +142,23 @@ class Lane:
         if waiter.share not in self._entered[waiter.level]:
             self.enter(waiter.share, waiter.level)
 
+    def add_all(self, waiters: Iterable[Waiter]) -> None:
+        """Have many wait, who have waited elsewhere: each finds its place, and they are sorted once."""
+        touched = set()
+        for waiter in waiters:
+            share, level = waiter.share, waiter.level
+            self.pool.lift(share)
+            self.pool.waits(share, 1)
+            self._waiting[level].setdefault(share, OrderedDict())[waiter.number] = waiter
+            touched.add((share, level))
+        for share, level in touched:
+            waiting = self._waiting[level][share]
+            ordered = sorted(waiting.items())
+            waiting.clear()
+            waiting.update(ordered)
+            if share not in self._entered[level]:
+                self.enter(share, level)
+
     def remove(self, waiter: Waiter) -> None:
         """Take one out."""
         self.pool.waits(waiter.share, -1)
@@ -202,3 +219,42 @@ class Lane:
                 del entered[share]
                 share.parked.add((self, level))
         return None
+
+
+@dataclass(slots=True)
+class Crowds:
+    """The shares by how many of them wait, so that the largest is known without looking at all."""
+
+    _by_size: dict[int, OrderedDict[Share, None]] = field(default_factory=dict)
+    _largest: int = 0
+
+    def __iter__(self) -> Iterator[Share]:
+        for shares in tuple(self._by_size.values()):
+            yield from shares
+
+    def grown(self, share: Share) -> None:
+        """One more of ``share`` waits."""
+        size = len(share.waiters)
+        self._move(share, size - 1, size)
+        self._largest = max(self._largest, size)
+
+    def shrunk(self, share: Share) -> None:
+        """One fewer of ``share`` waits."""
+        size = len(share.waiters)
+        self._move(share, size + 1, size)
+        if not self._by_size.get(self._largest):
+            self._largest -= 1
+
+    def largest(self, preferred: Share) -> Share:
+        """Return the share with most waiting; ``preferred`` if it is one of them."""
+        shares = self._by_size[self._largest]
+        return preferred if preferred in shares else next(iter(shares))
+
+    def _move(self, share: Share, before: int, after: int) -> None:
+        if before:
+            shares = self._by_size[before]
+            del shares[share]
+            if not shares:
+                del self._by_size[before]
+        if after:
+            self._by_size.setdefault(after, OrderedDict())[share] = None

@@ -89,6 +89,8 @@ class Marks:
         self.tenant = ""
         self.priority: str | None = None
         self.reserved_tokens: int | None = None
+        self.asked_tokens: int | None = None
+        """The longest answer that it asks for."""
         self.served_model: str | None = None
         self.tries: list[Try] = []
         self.trace: Trace | None = None

@@ -18,6 +18,8 @@ log = structlog.get_logger("gateway.notify")
 
 Status = Callable[[], str]
 
+_MOST_DIGITS = 20
+
 
 class Notifier:
     """Tells the service manager how the process is. ``status`` is the line that it shows to people.
@@ -44,6 +46,9 @@ class Notifier:
     @contextmanager
     def reloading(self) -> Iterator[None]:
         """A reload, well or badly ended. Of several at once the last one's end counts."""
+        if self._stopping:
+            yield
+            return
         self._reloads += 1
         # The manager takes a READY for the end of this reload only if its time is known to be later.
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
@@ -91,4 +96,6 @@ def _watchdog_seconds(environ: Mapping[str, str]) -> float | None:
     asked, process = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
     if process not in ("", str(os.getpid())):  # It is another one's, and has been handed down.
         return None
-    return int(asked) / 1e6 if asked.isascii() and asked.isdigit() and int(asked) else None
+    if not (asked.isascii() and asked.isdigit() and len(asked) < _MOST_DIGITS and int(asked)):
+        return None
+    return int(asked) / 1e6

@@ -208,7 +208,7 @@ async def _beginning(
     if not more:
         data += intake.rest()
     if of_events:
-        if not more and (not data or _half_an_error(data)):
+        if not more and (not data or (_half_an_error(data) and error_in(data, at_first=True) is None)):
             raise _unfinished()  # Nothing of it has gone to the client.
         _look_for_error(work, attempt, data, commit)
     commit()
@@ -234,7 +234,10 @@ async def _first(
 
 
 def _half_an_error(first: bytes) -> bool:
-    return first[-1:] not in b"\r\n" and len(first) < _FIRST_EVENT_BYTES and may_begin_error(first)
+    if len(first) >= _FIRST_EVENT_BYTES or not may_begin_error(first):
+        return False
+    # What kind of error it is stands in the line behind its name.
+    return first[-1:] not in b"\r\n" or (first.startswith(b"event") and b"data" not in first)
 
 
 def _begun(work: Work, attempt: Attempt) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
@@ -53,6 +54,17 @@ def keep_private(config: Config, admin: Listener) -> None:
     if not admin.stays_here and config.server.admin_token is None:
         message = f"missing, as others reach {admin.name}"
         raise ConfigError((Fault("", "server.admin_token", message, ADMIN_TOKEN_HINT),))
+
+
+def check_handover(config: Config) -> None:
+    """See that a successor's door can be opened. Raises ConfigError."""
+    if config.server.handover is None:
+        return
+    folder = Path(config.server.handover.removeprefix("unix:")).parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        what = "isn't a folder that can be written to" if folder.exists() else "doesn't exist"
+        hint = f"install -d -m 0700 {folder}, as the gateway's user; /run is emptied at each boot"
+        raise ConfigError((Fault("", "server.handover", f"{folder} {what}", hint),))
 
 
 def read_authorities(config: Config) -> dict[str, str]:

@@ -18,6 +18,7 @@ from gateway.planes import Planes
 from gateway.reload import Reloader
 from gateway.resources import (
     bound,
+    check_handover,
     keep_private,
     make_engines,
     make_store,
@@ -159,6 +160,7 @@ def _door(config: Config, opened: AsyncExitStack) -> Door | None:
     """Open the door for a successor, where there is to be one; nobody finds it yet."""
     if config.server.handover is None:
         return None
+    check_handover(config)
     door = Door(config.server.handover.removeprefix("unix:"))
     opened.callback(door.close)
     return door

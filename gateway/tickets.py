@@ -59,9 +59,14 @@ class Ticket(Waiter):
 
         What was tried isn't tried again, and what couldn't hold it isn't waited for.
         """
-        rest = [Stage(left, each.model) for each in self.stages if (left := self._left_of(each))]
-        up = (each for each in rest if any(_is_up(engine, now, trial=trial) for engine in each.engines))
-        return next(up, rest[0] if rest else None)
+        first: Stage | None = None
+        for each in self.stages:
+            if left := self._left_of(each):
+                stage = Stage(left, each.model)
+                if any(_is_up(engine, now, trial=trial) for engine in left):
+                    return stage
+                first = first or stage
+        return first
 
     def _left_of(self, stage: Stage) -> tuple[Engine, ...]:
         return tuple(each for each in stage.engines if each not in self.tried and self.fits(each))
@@ -80,6 +85,10 @@ class Ticket(Waiter):
     def fits(self, engine: Engine) -> bool:
         """Whether an engine is in use and could ever hold it."""
         return engine.in_use and engine.could_hold(self.cost, sum(self.tokens))
+
+    def moves_to(self, stage: Stage) -> bool:
+        """Whether that is somewhere else than where it waits."""
+        return stage.engines != self.engines or stage.model != self.model
 
     def go(self, stage: Stage) -> None:
         """Wait for the engines of ``stage`` from now on."""

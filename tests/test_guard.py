@@ -128,4 +128,7 @@ def test_what_changes_something_comes_from_our_own_page(token: str, headers: Any
         asked = Ask(method=method, path="/x", host="localhost:9090", authorization=authorization, **headers)
         refusal = door.refuse(asked, 0.0)
         assert (refusal.status if refusal else 200) == expected
-    assert status(guard(), "GET", host="localhost:9090", **headers) == 200, "who only looks can't be misled"
+    site = headers.get("fetch_site", "")
+    looks = 403 if site in ("cross-site", "same-site") else 200
+    assert status(guard(), "GET", host="localhost:9090", **headers) == looks, "streams would be taken up"
+    assert status(guard(), "GET", host="localhost:9090", fetch_mode="navigate", **headers) == 200, "a link"

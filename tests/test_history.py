@@ -101,7 +101,10 @@ def test_savings_are_worked_out_as_the_documentation_says() -> None:
     savings.cut_short(400, 1000)
     assert savings.unmade == 70, "it had made more than most"
     assert savings.tokens == 590
-    assert savings.seconds == pytest.approx(70 * 11 / 590)
+    assert savings.seconds == pytest.approx(60 * 11 / 150 + 10 * 11 / 190)
+    before = savings.seconds
+    savings.completed(10_000)
+    assert savings.seconds == before, "a counter never falls"
 
 
 def test_an_engine_that_made_nothing_has_saved_nothing() -> None:

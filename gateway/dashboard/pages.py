@@ -52,6 +52,8 @@ def add_pages(app: QuartTrio, board: Board, guard: Guard) -> None:
 
     @app.get("/admin/events")
     async def events() -> Response | tuple[Response, int]:
+        if request.method == "HEAD":
+            return Response(b"", content_type="text/event-stream")
         if board.pages >= MOST_PAGES:
             return jsonify(error=f"{MOST_PAGES} pages are open already."), 503
         response = Response(board.events(), content_type="text/event-stream")
