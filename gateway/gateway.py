@@ -165,6 +165,7 @@ class Gateway:
 
     def learnt(self) -> None:
         """An engine has other models: who waits may go there. Nobody is refused for it: lists come and go."""
+        self.routing.forget()
         self.admission.replan(refuse=False)
 
     def end_streams(self) -> None:

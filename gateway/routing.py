@@ -25,6 +25,10 @@ MOST_MODEL_CHARACTERS = 256
 """Longer than any engine's names; it is kept for the record when the body is dropped."""
 
 
+_MOST_FOUND = 1000
+"""Names are clients' words: there is no end of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is to be done for a request: its route, the engines it may go to, what its body says.
@@ -54,6 +58,7 @@ class Routing:
         self, routes: Sequence[config.Route], engines: Sequence[Engine], before: Routing | None = None
     ) -> None:
         self.engines = tuple(engines)
+        self._found: dict[tuple[str, str | None, config.Target | None], list[Stage]] = {}
         self.paths = frozenset[str]().union(*(engine.paths for engine in engines))
         known: dict[str, _Name] = before._names if before is not None else {}
         self._names: dict[str, _Name] = {
@@ -104,8 +109,21 @@ class Routing:
     def stages(self, path: str, model: str | None, first: config.Target | None = None) -> list[Stage]:
         """Return where a request for ``model`` may go, in the order in which it is tried.
 
-        ``first`` is the target of its route whose turn it is.
+        ``first`` is the target of its route whose turn it is. What was found is kept, until engines have
+        other models.
         """
+        key = (path, model, first)
+        if (stages := self._found.get(key)) is None:
+            if len(self._found) >= _MOST_FOUND:
+                self._found.clear()
+            stages = self._found[key] = self._stages(path, model, first)
+        return stages
+
+    def forget(self) -> None:
+        """Engines have other models."""
+        self._found.clear()
+
+    def _stages(self, path: str, model: str | None, first: config.Target | None) -> list[Stage]:
         stages = []
         for target in self._targets(model, first):
             engines = tuple(
