@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import msgspec
@@ -17,10 +18,6 @@ from gateway.transport import make_engine
 from gateway.usagefile import UsageFileError, examine
 
 _ASK_SECONDS = 5.0
-
-_ONE_PROCESS = (
-    "Slots are counted by one process: several gateways before one engine each need a share of its slots."
-)
 
 
 async def run(settings: config.Config) -> int:
@@ -49,7 +46,6 @@ async def run(settings: config.Config) -> int:
         await engine.transport.aclose()
         for line in said[engine.name]:
             print(f'engine "{engine.name}" ({engine.settings.kind}, {engine.settings.url}): {line}')
-    print(_ONE_PROCESS)
     if settings.tenant:
         print(f"Tenants: {', '.join(tenant.name for tenant in settings.tenant)}; every request needs a key.")
     else:
@@ -57,43 +53,62 @@ async def run(settings: config.Config) -> int:
     return 0 if all(answers.values()) else 1
 
 
-async def diff(settings: config.Config) -> int:
+async def diff(settings: config.Config, file: str) -> int:
     """Ask the gateway that runs at ``server.admin`` what a reload would change, and print that.
 
-    Returns the exit code: 0, or 1 if it doesn't answer or wouldn't take the configuration.
+    Returns the exit code: 0, or 1 if it doesn't answer, wouldn't take the configuration, or was started
+    with another ``file``: it reads its own.
     """
     admin = settings.server.admin
-    url = admin if admin.startswith("unix:") else f"http://{admin}"
     if admin.startswith("fd:"):
         print(f"server.admin is {admin}: that address can't be asked")
         return 1
-    running = make_engine(
-        config.Engine(
-            name="gateway",
-            kind="openai",
-            url=url,
-            slots=1,
-            models=("*",),
-            api_key=settings.server.admin_token,
-        ),
-        connect_seconds=_ASK_SECONDS,
-    )
-    status, body = 0, b"no answer in time"
-    try:
-        with trio.move_on_after(_ASK_SECONDS):
-            status, body = await ask(running, Ask("/admin/reload?dry_run=1", "POST"))
-    except GatewayError as error:
-        body = (error.detail or error.message).encode()
-    await running.transport.aclose()
+    status, body = await _dry_run(settings)
+    if not status:
+        print(f"No gateway answers at {admin} (server.admin of {file}): {body.decode(errors='replace')}")
+        return 1
+    if status == 401:
+        print(f"The gateway at {admin} has another server.admin_token: reload it by SIGHUP.")
+        return 1
     if status not in (200, 422):
-        print(f"the gateway at {admin}: {body.decode(errors='replace')}")
+        print(f"The gateway at {admin} answers {status}: {body.decode(errors='replace').strip()}")
         return 1
     said = msgspec.json.decode(body)
+    theirs = said.get("file", "")
+    if theirs and not _same_file(theirs, file):
+        print(f"The gateway at {admin} was started with {theirs}: that is what it reads, not {file}.")
+        return 1
     for line in said["changes"] if status == 200 else said["faults"]:
         print(line)
     if status == 200 and not said["changes"]:
         print("no changes")
     return 0 if status == 200 else 1
+
+
+def _same_file(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+async def _dry_run(settings: config.Config) -> tuple[int, bytes]:
+    """Return the status and the body of the gateway's answer; 0 and why, if it doesn't answer."""
+    admin = settings.server.admin
+    gateway = config.Engine(
+        name="gateway",
+        kind="openai",
+        url=admin if admin.startswith("unix:") else f"http://{admin}",
+        slots=1,
+        models=("*",),
+        api_key=settings.server.admin_token,
+    )
+    running = make_engine(gateway, connect_seconds=_ASK_SECONDS)
+    status, body = 0, b"no answer in time"
+    try:
+        with trio.move_on_after(_ASK_SECONDS):
+            status, body = await ask(running, Ask("/admin/reload?dry_run=1", "POST"))
+    except GatewayError as error:
+        body = (error.detail or error.message).removeprefix("The engine can't be reached: ").encode()
+    await running.transport.aclose()
+    return status, body
 
 
 async def _ask(engine: Engine, answers: dict[str, bool], said: list[str]) -> None:

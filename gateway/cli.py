@@ -7,6 +7,7 @@ Exit codes: 0 well, 2 the configuration (for ``size``: the model's) or the comma
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -41,12 +42,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "key":
         return keys.run(options.name)
     try:
+        return _run(options)
+    except BrokenPipeError:
+        # Whoever reads our output has seen enough of it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
         if options.command == "usage":
             return usagereport.run(options)
         check_hypercorn()
         settings = config.load(options.config)
         if options.command == "check":
-            return trio.run(check.diff if options.diff else check.run, settings)
+            if options.diff:
+                return trio.run(check.diff, settings, options.config)
+            return trio.run(check.run, settings)
         logs.apply(settings.log)
     except config.ConfigError as error:
         print(error.of(options.config), file=sys.stderr)
@@ -164,6 +176,6 @@ async def _until_drained(
         except config.ConfigError as error:
             raise error.of(file) from None
 
-    await service.run(settings, load=load, task_status=task_status)
+    await service.run(settings, load=load, file=file, task_status=task_status)
     process.end()
     everything.cancel()

@@ -92,7 +92,8 @@ def control_plane(
             report = await reloader.reload(dry_run=request.args.get("dry_run", "0") not in _NO)
         except ConfigError as error:
             return jsonify(error="Nothing is changed.", faults=str(error).splitlines()), 422
-        return jsonify(changes=[change.text for change in report.changes], down=report.down), 200
+        said = [change.text for change in report.changes]
+        return jsonify(changes=said, down=report.down, file=reloader.file), 200
 
     guard = guard or Guard(lambda: "")
     _add_guard(app, guard)

@@ -7,6 +7,7 @@ are the limit), no task of its own, and cancellation closes the socket at once.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 from collections import deque
@@ -112,7 +113,7 @@ class DirectTransport(httpx.AsyncBaseTransport):
         except trio.TooSlowError:
             raise httpx.ConnectTimeout("no connection in time") from None
         except OSError as error:
-            raise httpx.ConnectError(str(error)) from None
+            raise httpx.ConnectError(_words(error)) from error
         return _Connection(sock)
 
     async def _socket(self) -> trio.socket.SocketType:
@@ -141,6 +142,11 @@ def _family(host: str) -> socket.AddressFamily | None:
         return socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
     except ValueError:
         return None
+
+
+def _words(error: OSError) -> str:
+    """What the system says of it, without the address as Python writes it."""
+    return os.strerror(error.errno) if error.errno and not isinstance(error, socket.gaierror) else str(error)
 
 
 class _Connection:

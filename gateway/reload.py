@@ -5,6 +5,7 @@ What can't be done leaves everything as it was. Running streams are never touche
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -38,12 +39,15 @@ class Reloader:
         fleet: Fleet,
         *,
         load: Callable[[], Config] | None,
+        file: str = "",
         make: Make,
         prepare: Callable[[Config], Callable[[], None]],
     ) -> None:
         self._gateway = gateway
         self._fleet = fleet
         self._load = load
+        self.file = os.path.abspath(file) if file else ""
+        """What is read again."""
         self._make = make
         self._prepare = prepare
         self._one_at_a_time = trio.Lock()

@@ -116,7 +116,9 @@ def make_tracing(config: Config) -> Tracing | None:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("opentelemetry"):
             raise
-        hint = 'install the extra `otel`: pip install "trio-llm-gateway[otel]"'
+        hint = (
+            "scripts/run --config FILE installs it; without the scripts: pip install '.[otel]' in the project"
+        )
         message = f"traces need OpenTelemetry, which isn't installed ({error.name})"
         raise ConfigError((Fault("", "traces.endpoint", message, hint),)) from None
     return Tracing(config.traces)

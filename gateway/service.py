@@ -81,13 +81,14 @@ async def run(
     *,
     sink: Sink | None = None,
     load: Callable[[], Config] | None = None,
+    file: str = "",
     task_status: trio.TaskStatus[Service] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a gateway until it has drained. Cancelling it ends everything at once.
 
     ``sink`` gets each access record instead of standard output; ``load`` reads the configuration again
-    for a reload. Raises BindError when an address can't be listened on, ConfigError for TLS and usage
-    files that can't be used.
+    for a reload, from ``file``. Raises BindError when an address can't be listened on, ConfigError for
+    files that can't be used, HandoverError.
     """
     store = make_store(config)
     tracing = make_tracing(config)
@@ -125,6 +126,7 @@ async def run(
             gateway,
             fleet,
             load=load,
+            file=file,
             make=lambda new, number: make_engines(new, arrivals, only=number)[0],
             prepare=planes.prepare,
         )

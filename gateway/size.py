@@ -42,7 +42,7 @@ def add_command(commands: Commands) -> None:
     add("model", metavar="CONFIG.json", help="the model's config.json, as on Hugging Face")
     add(
         "--gpu-memory",
-        type=_some_bytes,
+        type=_gpu_bytes,
         required=True,
         metavar="SIZE",
         help="of one GPU: 24GiB, 80GB, 16384MiB",
@@ -235,6 +235,13 @@ def _bytes(text: str) -> int:
     size = int(float(found[1]) * unit)
     if size > _MOST_BYTES:
         raise argparse.ArgumentTypeError(f"{text} is more than any GPU has")
+    return size
+
+
+def _gpu_bytes(text: str) -> int:
+    size = _bytes(text)
+    if size < 1024**3:
+        raise argparse.ArgumentTypeError(f"{text} is less than a GPU has; did you mean {text.strip()}GiB?")
     return size
 
 

