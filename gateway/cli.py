@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"gateway {gateway.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, about in (
-        ("serve", "run the gateway (SIGTERM or Ctrl-C drains, a second one ends it now)"),
+        ("serve", "run the gateway (SIGTERM or Ctrl-C drains, a second one ends it now; SIGHUP reloads)"),
         ("check", "validate the configuration, show it, and ask every engine whether it answers"),
         ("usage", "show the tokens that requests took, from the file that usage.path names"),
     ):

@@ -13,6 +13,7 @@ import trio
 from prometheus_client import CONTENT_TYPE_LATEST
 from quart import Response, jsonify, redirect, request
 from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as Redirection
 
 from gateway.config import ConfigError
@@ -127,6 +128,10 @@ def _add_guard(app: QuartTrio, guard: Guard) -> None:
         if refusal.status == 401:
             response.headers["WWW-Authenticate"] = 'Bearer realm="gateway"'
         return response
+
+    @app.errorhandler(HTTPException)
+    async def fault(error: HTTPException) -> Answer:
+        return jsonify(error=f"{error.name}: {request.method} {request.path[:100]}"), error.code or 500
 
     @app.after_request
     async def protect(response: Response) -> Response:

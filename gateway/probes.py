@@ -25,6 +25,7 @@ log = structlog.get_logger("gateway.health")
 
 _MOST_BYTES = 64 * 1024
 _LEARN_SECONDS = 30.0
+_REMIND_SECONDS = 60.0
 
 
 class Probes:
@@ -50,6 +51,7 @@ class Probes:
         self._news = trio.lowlevel.ParkingLot()
         self._flowed: dict[str, int] = {}
         self._learnt_at = -inf
+        self._said_at = -inf
         engine.health.changed = self._changed
 
     @property
@@ -96,7 +98,14 @@ class Probes:
             health.probed_well(now)
         else:
             health.probed_ill(now, problem, absent=absent, alive=flows)
+            self._remind(now, problem)
         self._news.unpark_all()
+
+    def _remind(self, now: float, problem: str) -> None:
+        """Say once a minute that an engine is still away: the first line may be hours old."""
+        if self._engine.health.ejected and now >= self._said_at + _REMIND_SECONDS:
+            self._said_at = now
+            log.warning("engine is still away", engine=self._engine.name, reason=problem)
 
     async def learn(self) -> None:
         """Ask once which models the engine has; if it doesn't say, it keeps those that it had."""
@@ -120,6 +129,7 @@ class Probes:
         engine = self._engine
         if change is Change.EJECTED:
             seconds = round(max(0.0, engine.health.until - trio.current_time()), 3)
+            self._said_at = trio.current_time()
             log.warning("engine ejected", engine=engine.name, reason=engine.health.reason, seconds=seconds)
         elif change is Change.BACK:
             log.info("engine is back", engine=engine.name)

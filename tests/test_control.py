@@ -130,3 +130,12 @@ async def test_books_that_do_not_balance_are_not_hidden(monkeypatch: pytest.Monk
 )
 async def test_nothing_else_is_here(path: str, method: str, status: int) -> None:
     assert (await Operator(make_rig()).ask(path, method))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/admin/reload", 405), ("PUT", "/", 405)]
+)
+async def test_what_there_is_not_is_said_in_json(method: str, path: str, status: int) -> None:
+    told, said = await Operator(make_rig()).ask(path, method)
+    assert told == status
+    assert f"{method} {path}" in said["error"]

@@ -7,12 +7,16 @@ import sys
 from collections import Counter
 from typing import Any
 
+import pytest
+import structlog
 import trio
 
 from tests.support.gateway import Gateway, running_gateway
 from tests.support.http1 import Truncated, http1
 from tests.support.process import ROOT, free_ports
 from tests.support.routes import CHAT
+from tests.support.scripted import ScriptedEngine
+from tests.support.scripts import honest
 
 STREAMS = 200
 TOKENS = 40
@@ -103,3 +107,18 @@ async def test_only_its_own_streams_fail_and_it_comes_back() -> None:
         with trio.CancelScope(shield=True):
             for process in processes:
                 await kill(process)
+
+
+async def test_an_engine_that_stays_away_is_named_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line at its end isn't found hours later: it comes once a minute."""
+    monkeypatch.setattr("gateway.probes._REMIND_SECONDS", 0.2)
+    engine = ScriptedEngine(honest, name="gpu0")
+    with structlog.testing.capture_logs() as lines:
+        async with running_gateway(engine, health={"probe_seconds": 0.05}, check=False) as gateway:
+            await engine.stop()
+            await gateway.engine("gpu0", lambda each: each["state"] == "ejected")
+            while sum(line["event"] == "engine is still away" for line in lines) < 3:  # noqa: ASYNC110
+                await trio.sleep(0.02)
+    away = [line for line in lines if line["event"] == "engine is still away"]
+    assert {line["engine"] for line in away} == {"gpu0"}
+    assert "Connection refused" in away[0]["reason"]
