@@ -23,8 +23,8 @@ pytestmark = [
     pytest.mark.slow,
 ]
 SECONDS = 90
-NUMBER = "return document.querySelector(arguments[0]).textContent === arguments[1]"
-LIVE = "return document.querySelector('#link').textContent === 'live'"
+NUMBER = "return document.querySelector(arguments[0])?.textContent === arguments[1]"
+LIVE = "return document.querySelector('#link')?.textContent === 'live'"
 
 
 def paused() -> Stream:

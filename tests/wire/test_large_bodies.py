@@ -153,6 +153,7 @@ async def test_a_body_that_waits_for_room_may_run_out_of_time() -> None:
         await running.in_phase("receiving")
         async with http1(running.url) as client:
             await client.send(request_bytes(CHAT.path, headers={"Content-Length": str(MIB)}))
-            assert (await client.answer()).status == 408
+            # 503 if its own time was over in the turn in which the holder's was: there had been no room yet.
+            assert (await client.answer()).status in (408, 503)
         assert (await holder.answer()).status == 408
     assert engine.calls == []
