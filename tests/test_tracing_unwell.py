@@ -85,8 +85,10 @@ async def test_spans_beyond_the_bounds_are_dropped(monkeypatch: pytest.MonkeyPat
         http1(gateway.url) as client,
     ):
         await client.ask(CHAT.path, CHAT.payload(stream=True))
-        lost = await dropped(gateway)
-    assert lost + len(seen.spans) == 6
+        # Each is either there or lost; when that is known of all is the exporter's thread's business.
+        while (lost := await dropped(gateway)) + len(seen.spans) < 6:  # noqa: ASYNC110
+            await trio.sleep(0.05)
+    assert (lost + len(seen.spans), lost > 0) == (6, True)
 
 
 # What is loaded.
