@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,12 @@ async def browser() -> AsyncIterator[Browser]:
                 base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False
             ) as client:
                 session = await _session(client, folder)
-                yield Browser(client, session)
-                await client.delete(f"/session/{session}")
+                try:
+                    yield Browser(client, session)
+                finally:
+                    # Also when the test has failed: the driver's end isn't the browser's.
+                    with trio.move_on_after(10, shield=True), suppress(httpx.HTTPError):
+                        await client.delete(f"/session/{session}")
         finally:
             driver.terminate()
             with trio.CancelScope(shield=True):
