@@ -191,9 +191,10 @@ async def test_an_http2_connection_that_is_never_idle(tmp_path: Path) -> None:
         httpx.AsyncClient(http1=False, http2=True, timeout=30, trust_env=False) as asking,
     ):
         async with trio.open_nursery() as clients:
-            for _ in range(3):
+            for number in range(3):
                 clients.start_soon(client, gateways, asking)
-                await trio.sleep(0.07)
+                call = await engine.call(number)
+                await call.made(3)  # The next one begins in the midst of it.
             await until(lambda: len(seen) > 5)
             await gateways.start()
             now = len(seen)
