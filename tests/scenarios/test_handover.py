@@ -140,9 +140,9 @@ async def test_streams_end_where_they_began_and_the_new_one_has_what_is_left(tmp
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(ask, gateways.url)
-            await until(lambda: gateways.held() == [1, 2])
-            assert engine.running == 3
-            assert gateways.services[1].gateway.admission.waiting == 1
+            await engine.until(lambda: engine.running == 3)
+            await until(lambda: gateways.services[1].gateway.admission.waiting == 1)
+            assert gateways.held() == [1, 2]
             go.set()
             assert CHAT.parts is not None
             assert (await first.rest()).endswith(CHAT.parts.all(5)[-20:])

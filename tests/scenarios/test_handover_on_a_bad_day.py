@@ -82,8 +82,9 @@ async def test_three_at_once_never_exceed_the_slots_together(tmp_path: Path) -> 
         await until(lambda: gateways.usable() == [3, 0, 1])
         for _ in range(4):
             await begin(gateways, clients)
-        await until(lambda: gateways.held()[2] == 1)
-        assert engine.running == 4
+        await engine.until(lambda: engine.running == 4)
+        await until(lambda: gateways.services[2].gateway.admission.waiting == 3)
+        assert gateways.held() == [3, 0, 1]
         await clients.aclose()
         await until(lambda: gateways.usable()[2] == 4)
         assert engine.peak == 4
