@@ -19,10 +19,12 @@ from gateway.guard import Guard
 from gateway.handover import Door, Handover, Predecessor
 from gateway.reload import Reloader
 from gateway.resources import keep_private, make_tls, read_authorities
-from gateway.server import Listener, Plane
+from gateway.server import Listener, Plane, why_ordinary
 from gateway.telemetry import Telemetry
 
 log = structlog.get_logger("gateway.service")
+
+ORDINARY_WAY = "HTTP/1.1 bodies take Hypercorn's ordinary way, which costs more"
 
 _ADMIN_CONNECTIONS = 256
 
@@ -52,6 +54,8 @@ class Planes:
         self.data = _plane(self._app, self._listen, "data", config, tls)
         self.control = _plane(pages, [admin], "control", config)
         gateway.connections = lambda: self.data.connections
+        if (reason := why_ordinary()) is not None:
+            log.warning(ORDINARY_WAY, reason=reason)
         await nursery.start(self.data.serve)
         await nursery.start(self.control.serve)
 

@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import trustme
+
+from gateway.server import seam
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--ordinary-way",
+        action="store_true",
+        help="have HTTP/1.1 bodies take Hypercorn's ordinary way, as with a Hypercorn that isn't known",
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ordinary_way(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--ordinary-way"):
+            patch.setattr(seam, "KNOWN_HYPERCORN", ("another",))
+        yield
+
+
+@pytest.fixture
+def short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short way for bodies, also where the tests are run over the ordinary one."""
+    monkeypatch.setattr(seam, "KNOWN_HYPERCORN", ("0.18.",))
 
 
 @dataclass(frozen=True)

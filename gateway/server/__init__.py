@@ -5,9 +5,9 @@ how sockets are bound, how one connection's fault is contained, how a response t
 breaks off is ended. Each cure names the behaviour of Hypercorn it is for.
 """
 
-from gateway.server.clocks import UnknownHypercornError, check_hypercorn
 from gateway.server.listeners import BindError, Listener, adopt, bind, tls_context
 from gateway.server.plane import Plane
+from gateway.server.seam import UnknownHypercornError, check_hypercorn, why_ordinary
 
 __all__ = [
     "BindError",
@@ -18,4 +18,5 @@ __all__ = [
     "bind",
     "check_hypercorn",
     "tls_context",
+    "why_ordinary",
 ]

@@ -7,12 +7,8 @@ checked to exist.
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 
 from hypercorn.config import Config
-
-KNOWN_HYPERCORN = ("0.18.",)
-"""Versions whose inner workings our connection classes are written for."""
 
 KEEP_ALIVE_SECONDS = 75.0
 """An idle connection is kept so long; nginx's default. The same clock bounds the arrival
@@ -28,21 +24,6 @@ MOST_FIELDS = 256
 
 MOST_STREAMS = 256
 """Concurrent streams of one HTTP/2 connection (RFC 9113 asks for at least 100)."""
-
-
-class UnknownHypercornError(Exception):
-    """The installed Hypercorn isn't one that our connection classes are written for."""
-
-
-def check_hypercorn() -> None:
-    """Raise UnknownHypercornError unless the installed Hypercorn is a known one."""
-    installed = version("hypercorn")
-    if not installed.startswith(KNOWN_HYPERCORN):
-        known = " or ".join(f"{each}*" for each in KNOWN_HYPERCORN)
-        raise UnknownHypercornError(
-            f"Hypercorn {installed} is installed; this gateway is written for {known}, whose connection "
-            f"classes it builds upon. Install the versions in constraints.txt."
-        )
 
 
 def hypercorn_config() -> Config:

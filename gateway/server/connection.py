@@ -128,7 +128,7 @@ class Connection(TCPServer):
                 abort=self.abort,
                 fault=self._shared.fault,
                 gone=self._is_gone,
-                write_now=None if tls else self._write_now,
+                write_now=self._write_now if self._shared.short_way and not tls else None,
             )
             self._http = self._make(Http2 if alpn == "h2" else Http1)
             await self._http.initiate()

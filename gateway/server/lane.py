@@ -7,7 +7,7 @@ connection ends the body), so it doesn't miss them. A body of announced length t
 ordinary way: h11 counts it.
 
 This is the one seam into Hypercorn's sending side; where it doesn't fit (TLS, announced
-length), everything works without it, with more steps.
+length, another Hypercorn: :mod:`gateway.server.seam`), everything works without it, with more steps.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from gateway.server.clocks import hypercorn_config
 from gateway.server.connection import Connection
 from gateway.server.hangups import Hangups
 from gateway.server.listeners import Listener
+from gateway.server.seam import why_ordinary
 from gateway.server.shared import Context, Shared
 
 log = structlog.get_logger("gateway.server")
@@ -61,6 +62,7 @@ class Plane:
             hangups=self._hangups,
             fault=self._faults.exception,
             stall_seconds=stall_seconds,
+            short_way=why_ordinary() is None,
         )
         self._listeners = listeners
         self.tls = tls

@@ -28,7 +28,10 @@ class Context(WorkerContext):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the connections of a plane share. ``stall_seconds`` of 0 is off."""
+    """What the connections of a plane share.
+
+    ``stall_seconds`` of 0 is off; ``short_way``: bodies may go past Hypercorn's layers.
+    """
 
     app: Any
     config: Config
@@ -36,3 +39,4 @@ class Shared:
     hangups: Hangups
     fault: Callable[[BaseException], None]
     stall_seconds: float
+    short_way: bool

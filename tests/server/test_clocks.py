@@ -1,4 +1,4 @@
-"""Hypercorn's settings are set on purpose, and its version is one we know."""
+"""Hypercorn's settings are set on purpose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import pytest
 from hypercorn.config import Config
 
-from gateway.server import UnknownHypercornError, check_hypercorn, clocks
+from gateway.server import clocks
 
 
 def test_no_clock_of_hypercorn_s_runs_while_a_client_waits() -> None:
@@ -30,14 +30,3 @@ def test_a_setting_that_hypercorn_has_no_more_is_noticed(monkeypatch: pytest.Mon
     monkeypatch.delattr(Config, "read_timeout")
     with pytest.raises(AttributeError, match="read_timeout"):
         clocks.hypercorn_config()
-
-
-def test_the_installed_hypercorn_is_known() -> None:
-    check_hypercorn()
-
-
-@pytest.mark.parametrize("version", ["0.17.3", "0.19.0", "0.180.1", "1.0.0"])
-def test_another_hypercorn_is_refused_with_what_to_do(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clocks, "version", lambda _: version)
-    with pytest.raises(UnknownHypercornError, match=rf"Hypercorn {version} is installed.*constraints\.txt"):
-        check_hypercorn()

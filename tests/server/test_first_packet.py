@@ -10,6 +10,8 @@ from gateway.server.outgoing import ClientStream
 from tests.server.apps import begin, say, serving, stream_of
 from tests.support.http1 import http1, request_bytes
 
+pytestmark = pytest.mark.usefixtures("short_way")
+
 GET = request_bytes("/", method="GET")
 
 
