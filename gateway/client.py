@@ -8,8 +8,10 @@ HTTP specification 2.5.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
+from functools import lru_cache
 from typing import Any, Protocol
 
 import trio
@@ -25,6 +27,12 @@ _DIGITS = re.compile(rb"[0-9]{1,15}")
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    """Write a second of the epoch as HTTP does. All answers of that second share it."""
+    return formatdate(second, usegmt=True).encode("ascii")
 
 
 class Lane(Protocol):
@@ -80,7 +88,6 @@ class AsgiClient:
         self._reserved = self._whole = 0
         self._without_room = False
         self._complete = trio.Event()
-        self._watched = False
         self._wanted = True
         self._refusal: GatewayError | None = None
         declared = find(headers, b"content-length")
@@ -88,20 +95,26 @@ class AsgiClient:
         if self._declared is not None and self._declared > limits.max_body_bytes:
             self._refuse()
 
+    def needs_watching(self) -> bool:
+        """Take in what is there of the body; return whether :meth:`watch` is needed for what is to come.
+
+        It isn't once the body is whole, where our own server tells of the client's leaving (``left``):
+        a task that waits for nothing but that would cost a twentieth of a short request.
+        """
+        if self._stream is not None:
+            self._take_what_is_there(self._stream)
+        return self._stream is None or not self._complete.is_set() or self._refusal is not None
+
     async def watch(self, request: Request) -> None:
         """Take in the body, then wait for the client to leave and tell ``request``."""
-        self._watched = True
-        try:
-            while True:
-                if self._wanted and not self._complete.is_set():
-                    await self._reserve()
-                message = await self._receive()
-                if message["type"] == "http.disconnect":
-                    request.client_left()
-                    return
-                self._take(message)
-        finally:
-            self.drop_body()
+        while True:
+            if self._wanted and not self._complete.is_set():
+                await self._reserve()
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                request.client_left()
+                return
+            self._take(message)
 
     async def body(self) -> bytes:
         """Return the whole body.
@@ -112,8 +125,6 @@ class AsgiClient:
         if self._refusal is None:
             if self._stream is not None:
                 self._stream.wants_body()
-                if not self._watched:
-                    self._take_what_is_there(self._stream)
             if not self._complete.is_set():
                 with trio.move_on_after(self._limits.body_seconds):
                     await self._complete.wait()
@@ -143,7 +154,7 @@ class AsgiClient:
     async def begin(self, status: int, headers: RawHeaders) -> None:
         """Send the response's head, with a Date if the engine gave none (RFC 9110, 6.6.1)."""
         if find(headers, b"date") is None:
-            headers = [*headers, (b"Date", formatdate(usegmt=True).encode("ascii"))]
+            headers = [*headers, (b"Date", _date(int(time.time())))]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     def send_now(self, data: bytes) -> bytes | None:

@@ -8,7 +8,6 @@ are the limit), no task of its own, and cancellation closes the socket at once.
 from __future__ import annotations
 
 import os
-import select
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -170,11 +169,12 @@ class _Connection:
     def quiet(self) -> bool:
         """Whether nothing has come while it was idle: neither bytes nor the engine's close."""
         try:
-            poll = select.poll()
-            poll.register(self._raw, select.POLLIN)
-            return not poll.poll(0)
-        except (OSError, ValueError):
-            return False
+            self._raw.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
 
     async def send(self, pieces: list[bytes]) -> None:
         """Write the request, and empty the list of its pieces: nobody needs them any more."""

@@ -194,6 +194,8 @@ class Queue:
     def _pool(self, lane: Hashable) -> Pool:
         """Return the pool of a lane's engines; a lane with engines of several makes them one."""
         engines = lane if isinstance(lane, tuple) else (lane,)
+        if len(engines) == 1 and (only := self._pools.get(engines[0])) is not None:
+            return only
         found = list(dict.fromkeys(self._pools[each] for each in engines if each in self._pools))
         if len(found) == 1 and all(each in self._pools for each in engines):
             return found[0]

@@ -43,6 +43,9 @@ Compose = Callable[[trio.Nursery], Awaitable[Response]]
 class Client(Writer, Protocol):
     """The client's side of one request, as the edge hands it in."""
 
+    def needs_watching(self) -> bool:
+        """Take in what is there of the body; return whether ``watch`` is needed for what is to come."""
+
     async def watch(self, request: Request) -> None:
         """Take in the body, then wait for the client to leave and tell ``request``."""
 
@@ -59,14 +62,17 @@ async def serve(request: Request, client: Client, gateway: Gateway, compose: Com
     try:
         async with trio.open_nursery() as nursery:
             request.whole = nursery.cancel_scope
-            nursery.start_soon(client.watch, request)
+            if client.needs_watching():
+                nursery.start_soon(client.watch, request)
             response = await _response(nursery, request, compose)
             if request.error is not None:
                 gateway.settle(request)
             gateway.tell_rates(request, response)
             await write(request, client, response, gateway.config.stream.heartbeat_seconds or inf)
-            nursery.cancel_scope.cancel()
+            if nursery.child_tasks:
+                nursery.cancel_scope.cancel()
     finally:
+        client.drop_body()
         gateway.end(request)
 
 

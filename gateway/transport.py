@@ -204,6 +204,8 @@ class _HttpxAnswer:
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+        if isinstance(self._stream, Body):
+            return
         # If the body was cut, httpcore's generators are still suspended in it. Reading on from what is
         # closed ends them here, and not in the garbage collector.
         with trio.CancelScope(shield=True), suppress(httpx.TransportError):

@@ -232,6 +232,10 @@ class FakeClient:
     def read_on(self) -> None:
         self._flowing.set()
 
+    def needs_watching(self) -> bool:
+        """Have its leaving waited for: no server tells of it."""
+        return True
+
     async def watch(self, request: Request) -> None:
         """Wait for it to leave."""
         await self._left.wait()

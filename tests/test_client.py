@@ -85,8 +85,12 @@ class Visit:
 
     async def watch(self) -> None:
         """As the nursery does it."""
-        with trio.CancelScope() as self.request.whole:
-            await self.client.watch(self.request)
+        try:
+            with trio.CancelScope() as self.request.whole:
+                if self.client.needs_watching():
+                    await self.client.watch(self.request)
+        finally:
+            self.client.drop_body()
 
     async def body(self) -> bytes:
         """Ask for the body, and let the request end."""
@@ -126,9 +130,27 @@ async def test_body_that_came_with_its_head_takes_no_turn() -> None:
     stream.there = [piece(b"whole"), piece(b"", more=False), {"type": "http.disconnect"}]
     visit = Visit(length=b"5", stream=stream)
     with trio.testing.assert_no_checkpoints():
+        assert not visit.client.needs_watching()
         assert await visit.client.body() == b"whole"
     assert visit.budget.held == 5
-    assert stream.there == [{"type": "http.disconnect"}]  # That is for the watcher to see.
+    assert stream.there == [{"type": "http.disconnect"}]  # That is told otherwise.
+
+
+@pytest.mark.parametrize(
+    ("there", "length"),
+    [([piece(b"ha")], b"5"), ([], None), ([piece(b"large", more=False)], b"%d" % (MOST + 1))],
+    ids=["half of it", "nothing", "too large"],
+)
+async def test_what_is_to_come_of_a_body_is_taken_in(there: list[Any], length: bytes | None) -> None:
+    stream = Stream()
+    stream.there = there
+    assert Visit(length=length, stream=stream).client.needs_watching()
+
+
+async def test_a_server_that_tells_of_no_leaving_is_watched() -> None:
+    visit = Visit(length=b"5")
+    visit.comes(piece(b"whole", more=False))
+    assert visit.client.needs_watching()
 
 
 async def test_first_half_is_there_and_the_second_comes() -> None:
@@ -320,7 +342,7 @@ async def test_cancelled_request_holds_nothing() -> None:
     visit = Visit(length=b"5000")
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(visit.client.watch, visit.request)
+            nursery.start_soon(visit.watch)
             visit.comes(piece(b"x" * 100))
             await wait_all_tasks_blocked()
             scope.cancel()

@@ -186,8 +186,8 @@ class HttpStream(HTTPStream):
         except Exception as error:  # noqa: BLE001 - the application's fault must not end the connection's others
             fault(error)
         finally:
-            with trio.CancelScope(shield=True):
-                if not self.closed:
+            if not self.closed:
+                with trio.CancelScope(shield=True):
                     await self.send(StreamClosed(stream_id=self.stream_id))
             self._let_go()
 
