@@ -218,9 +218,8 @@ class FakeClient:
     # What a test makes it do.
 
     def leave(self) -> None:
-        """Go. Whatever is stuck on the way to it is let go of."""
         self._left.set()
-        self._flowing.set()
+        self._flowing.set()  # Whatever is stuck on the way to it is let go of.
         if self.left_order is None:
             self.left_order = len(self.happened)
             self.happened.append("client left")
@@ -233,16 +232,13 @@ class FakeClient:
         self._flowing.set()
 
     def needs_watching(self) -> bool:
-        """Have its leaving waited for: no server tells of it."""
-        return True
+        return True  # No server tells of its leaving.
 
     async def watch(self, request: Request) -> None:
-        """Wait for it to leave."""
         await self._left.wait()
         request.client_left()
 
     async def body(self) -> bytes:
-        """Return the whole body once it has arrived."""
         if self._arrives is not None:
             await self._arrives.wait()
         return self._body

@@ -11,8 +11,9 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from gateway.server import connection
-from tests.server.apps import serving, well
+from gateway.server import connection, peer
+from gateway.server import plane as plane_module
+from tests.server.apps import begin, say, serving, well
 from tests.support.http1 import connect, http1
 from tests.wire.around import quiet_log
 
@@ -59,6 +60,41 @@ async def test_one_connection_that_can_t_be_looked_after_is_closed_alone(
                 assert await first.eof() == b""
                 await trio.sleep(0.6)
                 assert (await second.ask("/")).status == 200
+
+
+async def test_a_client_is_asked_about_often_only_while_it_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def look(_: socket.socket) -> peer.Peer:
+        asked.append(now)
+        return peer.Peer(acknowledged=1000, unacknowledged=0, vanished=False)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await begin(send)
+        await say(send, b"first")
+        ready.set()
+        await trio.Event().wait()
+
+    ready = trio.Event()
+    monkeypatch.setattr(plane_module, "_LOOK_SECONDS", 1e6)
+    monkeypatch.setattr(peer, "look", look)
+    async with serving(app, stall_seconds=5.0) as (plane, url), http1(url) as client:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await ready.wait()
+        (one,) = plane._connections
+        start = trio.current_time()
+        for now in [start + tick / 2 for tick in range(17)]:
+            one.look_after(now)
+        assert asked == [start, start + 4, start + 8]
+        asked.clear()
+        async with one.send_lock:  # As a write that is stuck has it.
+            stuck = [start + 8.5 + tick / 2 for tick in range(9)]
+            for now in stuck:
+                one.look_after(now)
+            assert (asked, one._socket.fileno() >= 0) == (stuck, True)
+            now = start + 13
+            one.look_after(now)
+            assert one._socket.fileno() < 0, "it has taken nothing for five seconds"
 
 
 async def test_faults_are_one_line_a_kind_and_minute_with_what_was_kept_back(
