@@ -33,6 +33,9 @@ class Limits(NamedTuple):
 
 LIMITS = {100: Limits(10, 10, 1), 500: Limits(1, 5, 0)}
 
+STORM = Plan(url="", name="", streams=500, requests=500, tokens=100, tps=20, leave_after=50, ramp_seconds=2)
+"""Streams that leave after half of their events, over two seconds."""
+
 
 def join_teardowns(result: Result, stats: Result) -> None:
     result.update(teardowns(result, stats))
@@ -45,16 +48,7 @@ def leavers(streams: int, rounds: int) -> Outcome:
     outcome = Outcome(
         name, f"{streams} streams x 20 tokens/s, each leaves after 50 events, over 2 s; {rounds} rounds"
     )
-    plan = Plan(
-        url="",
-        name=name,
-        streams=streams,
-        requests=streams,
-        tokens=100,
-        tps=20,
-        leave_after=50,
-        ramp_seconds=2,
-    )
+    plan = replace(STORM, name=name, streams=streams, requests=streams)
     done: list[Result] = []
     with Engine() as engine, Gateway(engine, slots=streams) as gateway:
         floor = teardowns(run_load(direct(engine), replace(plan, name=f"{name}-direct")), engine.settled())

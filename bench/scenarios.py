@@ -9,6 +9,7 @@ from functools import partial
 from bench import article, holding, leaving, rates
 from bench.aside import aside
 from bench.departures import departures
+from bench.observed import observed
 from bench.queueing import queueing
 from bench.real import real
 from bench.report import Outcome
@@ -31,6 +32,7 @@ SCENARIOS = {
     "leavers-at-once": Scenario(leaving.at_once, 3, "500 streams that all leave at one instant"),
     "departures": Scenario(departures, 10, "each way of leaving, in each phase"),
     "http2": Scenario(leaving.http2, 3, "100 streams on one HTTP/2 connection, a fifth reset half-way"),
+    "observed": Scenario(observed, 3, "500 leavers with the dashboard open, traces and JSON logs on"),
     "crowd": Scenario(leaving.crowd, 1, "100 clients on 16 slots, a fifth leaves half-way"),
     "aside": Scenario(aside, 3, "other routes while 200 streams run"),
     "steady": Scenario(rates.steady, 3, "CPU per event, 100 streams at 50 tokens/s"),

@@ -179,7 +179,7 @@ class Served(Target):
 class Gateway(Served):
     """The gateway, serving one engine from a configuration of its own."""
 
-    def __init__(self, engine: Started, slots: int, *, kind: str = "openai") -> None:
+    def __init__(self, engine: Started, slots: int, *, kind: str = "openai", more: str = "") -> None:
         super().__init__("gateway", engine)
         self.slots, self.admin, self.http2 = slots, free_port(), True
         config = os.path.join(self.folder.name, "config.toml")
@@ -188,7 +188,7 @@ class Gateway(Served):
                 f'[server]\nlisten = ["{HOST}:{self.port}"]\nadmin = "{HOST}:{self.admin}"\n'
                 "drain_seconds = 2\n\n"
                 f'[[engine]]\nname = "bench"\nkind = "{kind}"\nurl = "http://{HOST}:{engine.port}"\n'
-                f'slots = {slots}\nmodels = ["*"]\nreclaim = "off"\n'
+                f'slots = {slots}\nmodels = ["*"]\nreclaim = "off"\n{more}'
             )
         self.start([sys.executable, "-m", "gateway", "serve", "--config", config])
 

@@ -54,6 +54,35 @@ class Slot:
         return len(self.seats)
 
 
+class Largest:
+    """What the largest of the last thousand or two of requests took: slots, and tokens."""
+
+    _AT_A_TIME = 1000
+
+    def __init__(self) -> None:
+        self._now = self._before = (0, 0)
+        self._noted = 0
+
+    def note(self, slots: int, tokens: int) -> None:
+        """Note one more."""
+        if self._noted == self._AT_A_TIME:
+            self._noted, self._before, self._now = 0, self._now, (0, 0)
+        self._noted += 1
+        most, room = self._now
+        if slots > most or tokens > room:
+            self._now = max(slots, most), max(tokens, room)
+
+    @property
+    def slots(self) -> int:
+        """Slots of the largest one; 0 if there was none."""
+        return max(self._now[0], self._before[0])
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the largest one."""
+        return max(self._now[1], self._before[1])
+
+
 class Ledger:
     """Grants and takes back the slots of one engine, synchronously."""
 
@@ -69,6 +98,7 @@ class Ledger:
         self._acquired = 0
         self._released = 0
         self._freed = trio.lowlevel.ParkingLot()
+        self.largest = Largest()
 
     def __repr__(self) -> str:
         now = self.statement()
@@ -151,6 +181,7 @@ class Ledger:
             self._limiter.acquire_on_behalf_of_nowait(seat)
         self._running.add(slot)
         self._acquired += cost
+        self.largest.note(cost, tokens)
         return slot
 
     def reserve(self, slot: Slot, tokens: int) -> None:

@@ -15,6 +15,9 @@ returns with them, and until then a failure of the reader is raised where it was
 started and may be tried again. After it the reader never raises, for that would cancel
 the writer and lose the spool: how the answer ended is the spool's last item.
 
+Where the body is there already and the server itself tells of the client's leaving
+(:meth:`gateway.request.Request.client_left`, which cancels the scope), the watcher needs no task.
+
 Everything is released by leaving ``async with`` blocks, from the inside out: the
 engine's response closes, then the slot is given back, then the nursery ends.
 """

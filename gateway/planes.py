@@ -112,6 +112,7 @@ class Planes:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(until_hurried)
+            nursery.start_soon(self._end_busy_ones, seconds)
             with trio.move_on_after(seconds):
                 await trio.sleep(_SETTLE_SECONDS)
                 await data.no_connection_left()
@@ -119,6 +120,13 @@ class Planes:
                 if before is not None:
                     await before.ended.wait()
             nursery.cancel_scope.cancel()
+
+    async def _end_busy_ones(self, seconds: float) -> None:
+        """Have those HTTP/2 connections end, too, that always have a stream open."""
+        await trio.sleep(seconds / 4)
+        self.data.hold()
+        await trio.sleep(seconds / 2)
+        self.data.go_away()
 
 
 def _plane(

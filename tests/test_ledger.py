@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from gateway.ledger import Ledger, Slot, Statement
+from gateway.ledger import Largest, Ledger, Slot, Statement
 
 
 def test_an_idle_ledger() -> None:
@@ -78,3 +78,16 @@ def test_slots_are_told_apart_and_shown() -> None:
     assert one != two
     assert isinstance(one, Slot)
     assert repr(ledger) == "<Ledger 2 running, 0 free of 2>"
+
+
+def test_the_largest_of_late_is_known_and_forgotten_in_time() -> None:
+    largest = Largest()
+    assert (largest.slots, largest.tokens) == (0, 0)
+    largest.note(3, 10)
+    largest.note(1, 500)
+    assert (largest.slots, largest.tokens) == (3, 500)
+    for _ in range(1998):
+        largest.note(1, 7)
+    assert (largest.slots, largest.tokens) == (3, 500)
+    largest.note(2, 7)
+    assert (largest.slots, largest.tokens) == (2, 7)

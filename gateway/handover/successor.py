@@ -177,9 +177,9 @@ class Handover:
     def _limit(self) -> None:
         """Have no more of each engine than what we hold, and what those who wait need.
 
-        As long as somebody is connected he may ask for one more.
+        As long as somebody is connected he may ask for one more, as large as any of late.
         """
-        least = 1 if self._connected() or len(self._gateway.requests) else 0
+        anybody = bool(self._connected() or len(self._gateway.requests))
         needs: dict[str, tuple[int, int]] = {}
         for ticket in self._gateway.admission.tickets():
             for engine in ticket.engines:
@@ -188,9 +188,14 @@ class Handover:
         for engine in self._gateway.known_engines:
             ledger = engine.ledger
             slots, tokens = needs.get(engine.name, (0, 0))
-            one = ledger.kv_tokens // max(1, ledger.slots)  # What a slot has on average.
-            tokens = min(ledger.kv_tokens, max(ledger.reserved, tokens, least * one, 1))
-            slots = min(ledger.slots, max(ledger.held, slots, least))
+            if anybody:
+                average = ledger.kv_tokens // max(1, ledger.slots)
+                slots, tokens = (
+                    max(slots, ledger.largest.slots, 1),
+                    max(tokens, ledger.largest.tokens, average),
+                )
+            tokens = min(ledger.kv_tokens, max(ledger.reserved, tokens, 1))
+            slots = min(ledger.slots, max(ledger.held, slots))
             ledger.resize(slots, tokens if ledger.kv_tokens else 0)
             engine.shared = True
 

@@ -2,10 +2,9 @@
 
 In Hypercorn an exception in one connection's handler leaves through the server's
 nursery and ends the process. Here it ends its connection, with one log line. A
-departure is seen at once, in every phase. A write can be cut off: Hypercorn shields its
-writes from cancellation, and a client that stops reading holds them for ever. Here a
-write that is cancelled resets its connection. (On HTTP/2 requests don't write, they
-leave that to a task of the connection.)
+departure is seen at once, in every phase. A write can be cut off: Hypercorn shields its writes from
+cancellation, and a client that stops reading holds them for ever. Here a write that is cancelled
+resets its connection. (On HTTP/2 requests leave writing to a task of the connection.)
 """
 
 from __future__ import annotations
@@ -33,17 +32,16 @@ from gateway.server.stall import StallClock
 
 LINGER_SECONDS = 10.0
 LINGER_SILENCE_SECONDS = 1.0
-"""After our last byte what the client still sends is read and dropped, so long in all and
-while it goes on without a longer silence: closing with unread bytes makes the kernel
-send a reset, which can erase what we have said (RFC 9112, 9.6)."""
+"""After our last byte what the client still sends is read and dropped, so long in all and while it goes on
+without a longer silence: at a close with unread bytes the kernel resets, which can erase what we have said
+(RFC 9112, 9.6)."""
 
 PING_AFTER_SECONDS = 12.0
-"""An HTTP/2 client with open streams that was silent for so long is asked whether it lives,
-and is given as long again to answer."""
+"""An HTTP/2 client with open streams that is silent for so long is pinged, and has as long again for that."""
 
 LOOK_SECONDS = 4.0
-"""How often the kernel is asked about a client of HTTP/1.1 who has taken all there was: whether
-it has vanished. Asked twice a second, 2,000 open streams are a twentieth of a core."""
+"""How often the kernel is asked whether a client of HTTP/1.1 who has taken all there was has vanished.
+Asked twice a second, 2,000 open streams are a twentieth of a core."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -132,16 +130,13 @@ class Connection(TCPServer):
                 self.protocol_send,
                 abort=self.abort,
                 fault=self._shared.fault,
-                gone=self._is_gone,
+                gone=lambda: self._gone,
                 write_now=self._write_now if self._shared.short_way and not tls else None,
             )
             self._http = self._make(Http2 if alpn == "h2" else Http1)
             await self._http.initiate()
             self._idle_since = trio.current_time()
             await self._read_data()
-
-    def _is_gone(self) -> bool:
-        return self._gone
 
     async def _read_data(self) -> None:
         with self._reading:
@@ -191,7 +186,7 @@ class Connection(TCPServer):
         elif isinstance(event, Updated):
             self._idle_since = trio.current_time() if event.idle else inf
             if event.idle and self._ends_when_idle() and not self._over:
-                await self._end_idle()
+                self._end_idle()
 
     def _ends_when_idle(self) -> bool:
         context = self._shared.context
@@ -248,13 +243,18 @@ class Connection(TCPServer):
             and now - self._idle_since >= self.config.keep_alive_timeout
         ):
             self._idle_since = inf
-            self._task_group.spawn(self._end_idle)
+            self._end_idle()
 
-    async def _end_idle(self) -> None:
+    def _end_idle(self) -> None:
         if not isinstance(self._http, Http2):
             self._reading.cancel()
         elif self._http.idle and not self._closing:
-            await self._http.close_gracefully()
+            self._http.end()
+
+    def go_away(self) -> None:
+        """On HTTP/2: say that nothing new is taken, and go on with what was begun."""
+        if isinstance(self._http, Http2) and not self._closing:
+            self._http.go_away()
 
     # Looked at once a second or so, from outside.
 

@@ -21,7 +21,7 @@ import h2.exceptions
 import h2.settings
 import h2.stream
 from hypercorn.utils import filter_pseudo_headers
-from hyperframe.frame import DataFrame, HeadersFrame, PriorityFrame, WindowUpdateFrame
+from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, PriorityFrame, WindowUpdateFrame
 
 from gateway.server.clocks import MOST_FIELDS
 from gateway.server.stream import Head
@@ -103,6 +103,10 @@ class Frames(h2.connection.H2Connection):
         stream.outbound_flow_control_window -= size
         self.outbound_flow_control_window -= size
         return _DATA_HEAD.pack(size >> 8, size & 0xFF, 0, 0, stream_id)
+
+    def say_goaway(self, last: int) -> None:
+        """Say that no stream after ``last`` is begun. With h2's own way of saying it nothing could follow."""
+        self._prepare_for_sending([GoAwayFrame(0, last_stream_id=last)])
 
     def _receive_frame(self, frame: Any) -> list[h2.events.Event]:
         self.cost += _cost(frame)

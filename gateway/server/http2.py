@@ -1,13 +1,12 @@
 """HTTP/2 on one connection.
 
-The protocol is h2's; Hypercorn's class holds the connection's state. The sending side is
-our own (:mod:`gateway.server.sending`): reading never waits for writing, so a connection
-that is full hides no reset of its streams.
+The protocol is h2's; Hypercorn's class holds the connection's state. The sending side is our own
+(:mod:`gateway.server.sending`): reading never waits for writing, so a full connection hides no reset.
 
-What is different from Hypercorn's besides: a response that breaks off is reset once its
-data has left (RFC 9113, 8.1); one that ends before its request is followed by
-RST_STREAM(NO_ERROR), and what still arrives for it is acknowledged and dropped; body bytes
-are acknowledged when the application takes them; floods of control frames end the connection.
+What is different from Hypercorn's besides: a response that breaks off is reset once its data has left
+(RFC 9113, 8.1); one that ends before its request is followed by RST_STREAM(NO_ERROR), and what still arrives
+for it is acknowledged and dropped; body bytes are acknowledged when the application takes them; floods of
+control frames end the connection; it ends at a good moment (:mod:`gateway.server.parting`).
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ from hypercorn.protocol.http_stream import ASGIHTTPState
 
 from gateway.server.abuse import A_REQUEST, Allowance, FloodError
 from gateway.server.frames import Frames, head_of, let_go
+from gateway.server.parting import Parting
 from gateway.server.pings import Pings
-from gateway.server.sending import Buffer, Sending
+from gateway.server.sending import Sending
 from gateway.server.stream import Head, HttpStream
 
 LAST_DATA_SECONDS = 1.0
@@ -70,8 +70,10 @@ class Http2(H2Protocol):
         self._fault = fault
         self._allowance = Allowance()
         self._ending = False
-        self._sending = Sending(self.connection, self._allowance, self._to_socket, self._reads_no_answers)
+        to_socket: Any = lambda data: self.send(RawData(data))  # noqa: E731 - it goes there as it is
+        self._sending = Sending(self.connection, self._allowance, to_socket, self._reads_no_answers)
         self.pings = Pings(self.connection, self._sending.wake)
+        self._parting = Parting(self.connection, self.context, self.pings)
 
     async def initiate(self, headers: Any = None, settings: Any = None) -> None:
         """Say hello and start writing."""
@@ -126,8 +128,8 @@ class Http2(H2Protocol):
         elif isinstance(event, h2.events.RequestReceived):
             await self._request_received(event)
         elif isinstance(event, h2.events.StreamEnded):
-            stream = self.streams.get(event.stream_id or 0)
-            if stream is not None:
+            self._parting.is_whole(event.stream_id or 0)
+            if stream := self.streams.get(event.stream_id or 0):
                 await stream.handle(EndBody(stream_id=stream.stream_id))
         elif isinstance(event, h2.events.StreamReset):
             if not event.remote_reset:
@@ -167,12 +169,14 @@ class Http2(H2Protocol):
             self.connection.acknowledge_received_data(length, stream_id)
 
     async def _request_received(self, event: h2.events.RequestReceived) -> None:
-        stream_id, headers = event.stream_id or 0, list(event.headers or ())
+        stream_id, many = event.stream_id or 0, len(self.streams) + len(self._parting)
         if self.connection.is_closed(stream_id):
             return  # It was reset in the same breath.
-        if self.context.terminated.is_set() or len(self.streams) >= self.config.h2_max_concurrent_streams:
+        if self.context.terminated.is_set() or many >= self.config.h2_max_concurrent_streams:
             self._refuse(stream_id, _Codes.REFUSED_STREAM)
-        elif head := head_of(headers):
+        elif self._parting.keeps_back(stream_id, beside_others=bool(self.streams)):
+            return
+        elif head := head_of(list(event.headers or ())):
             await self.send(Updated(idle=False))
             self._begin(stream_id, head)
         else:
@@ -223,27 +227,18 @@ class Http2(H2Protocol):
         if isinstance(stream, HttpStream):
             self._allowance.earn(A_REQUEST)
             if not stream.finished:
-                await self._wait_until_read(stream)
+                if self._lives(stream_id) and stream.state is not ASGIHTTPState.REQUEST:
+                    await self.pings.all_is_read(LAST_DATA_SECONDS)
                 self._reset(stream_id, _Codes.INTERNAL_ERROR)
             elif not stream.request_ended:
                 self._reset(stream_id, _Codes.NO_ERROR)
         await self._close_stream(stream_id)
 
-    async def _wait_until_read(self, stream: HttpStream) -> None:
-        """Wait until the client has read what a response that breaks off has said, within a second.
-
-        Clients (curl's library among them) drop data that they read together with the reset
-        behind it, and with it the reason. A ping's answer tells that they have read it before.
-        """
-        if stream.closed or self.closed or stream.state is ASGIHTTPState.REQUEST:
-            return
-        with trio.move_on_after(LAST_DATA_SECONDS):
-            await self.pings.ask().wait()
-
     async def _close_stream(self, stream_id: int) -> None:
         """Let go of a stream; its application is told unless it has finished."""
         stream = self.streams.pop(stream_id, None)
         if not isinstance(stream, HttpStream):
+            self._parting.forget(stream_id)
             return
         # Nobody will take these bytes any more; kept back they would be missing from the connection's window.
         if held := stream.inbox.drop():
@@ -280,9 +275,6 @@ class Http2(H2Protocol):
         with suppress(h2.exceptions.ProtocolError):  # It may be closed already.
             self.connection.reset_stream(stream_id, code)
 
-    async def _to_socket(self, data: Buffer) -> None:
-        await self.send(RawData(data))  # type: ignore[arg-type]  # It goes to the socket as it is.
-
     async def _close_after_flush(self) -> None:
         """End all streams, and close once what we have said, a GOAWAY for instance, has left."""
         self._ending = True
@@ -293,8 +285,16 @@ class Http2(H2Protocol):
             self._abort_connection()
         await self.send(Closed())
 
-    async def close_gracefully(self) -> None:
-        """Say GOAWAY and close. Call it when no stream is open."""
-        with suppress(h2.exceptions.ProtocolError):
-            self.connection.close_connection()
+    def end(self) -> None:
+        """Begin nothing new, say GOAWAY and close. Call it when no stream is open."""
+        if self._parting.ends():
+            self.task_group.spawn(self._close_gracefully)
+
+    async def _close_gracefully(self) -> None:
+        await self._parting.say_goodbye()
         await self._close_after_flush()
+
+    def go_away(self) -> None:
+        """Say GOAWAY, and go on with the streams that are open."""
+        self._parting.go_away()
+        self._sending.wake()

@@ -31,6 +31,15 @@ class Pings:
         self._wake()
         return answered
 
+    async def all_is_read(self, seconds: float) -> None:
+        """Wait until the client has read what has been sent, so long at most.
+
+        Clients (curl's library among them) drop data that they read together with the reset behind it,
+        and with it the reason. A ping's answer tells that they have read it before.
+        """
+        with trio.move_on_after(seconds):
+            await self.ask().wait()
+
     def answer(self) -> None:
         """Take an answer."""
         if self._unanswered:

@@ -101,6 +101,15 @@ class Plane:
         self._context.leaving = True
         self.drain()
 
+    def hold(self) -> None:
+        """Begin no stream of HTTP/2 beside others any more: each connection becomes idle, and ends."""
+        self._context.holding = True
+
+    def go_away(self) -> None:
+        """Have HTTP/2 connections that still aren't idle send nothing new."""
+        for connection in self._connections:
+            connection.go_away()
+
     async def no_connection_left(self) -> None:
         """Wait until no connection is open."""
         while self._connections:

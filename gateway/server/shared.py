@@ -20,6 +20,9 @@ class Context(WorkerContext):
     leaving = False
     """Another process accepts: who was told that his connection stays may send one more request on it."""
 
+    holding = False
+    """No stream is begun beside others any more: see :mod:`gateway.server.parting`."""
+
     @property
     def ending(self) -> bool:
         """Whether an idle connection is to be closed."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,14 @@ from gateway import config
 from gateway.config import ConfigError
 from gateway.handover import HandoverError, take_over
 from gateway.handover.line import Line
+from gateway.server import Plane
 from tests.scenarios.test_handover import Successive, ask, successive, until
 from tests.support.http1 import Http1, connect, http1
 from tests.support.routes import CHAT
 from tests.support.scripted import ScriptedEngine
 from tests.support.scripts import Stream, Whole, honest
+from tests.wire import frames as f
+from tests.wire.raw2 import raw2
 
 
 def stuck() -> Stream:
@@ -131,6 +136,21 @@ async def test_who_waits_for_several_slots_gets_them(tmp_path: Path) -> None:
         assert (await waiting.answer()).status == 200
 
 
+async def test_a_request_for_several_over_an_old_connection_is_served(tmp_path: Path) -> None:
+    """As many as the largest one of late took: the old one keeps them while somebody is connected."""
+    several = CHAT.payload(stream=False) | {"n": 3}
+    async with (
+        successive(tmp_path, ScriptedEngine(honest, slots=4)) as gateways,
+        http1(gateways.url) as client,
+    ):
+        assert (await client.ask(CHAT.path, several)).status == 200
+        await gateways.start()
+        await until(lambda: gateways.usable() == [3, 1])
+        assert (await client.ask(CHAT.path, several)).status == 200
+        await gateways.ended[0].wait()
+        await until(lambda: gateways.usable()[1] == 4)
+
+
 async def test_engines_are_known_by_where_they_are(tmp_path: Path) -> None:
     engine = ScriptedEngine(stuck(), slots=2)
     async with successive(tmp_path, engine) as gateways, contextlib.AsyncExitStack() as clients:
@@ -177,32 +197,66 @@ async def test_a_successor_that_hangs_keeps_nobody_out(tmp_path: Path) -> None:
 
 
 async def test_an_http2_connection_that_is_never_idle(tmp_path: Path) -> None:
-    """Streams that overlap on one connection: none of them is cut as long as there is time."""
+    """Streams that overlap on one connection, of a client that takes nothing behind a GOAWAY: none fails."""
     engine = ScriptedEngine(Stream(tokens=10, gap=0.02), slots=8)
-    seen: list[int] = []
+    seen: Counter[Any] = Counter()
     over = trio.Event()
 
     async def client(gateways: Successive, asking: httpx.AsyncClient) -> None:
         while not over.is_set():
             answer = await asking.post(gateways.url + CHAT.path, json=CHAT.payload(stream=True))
-            seen.append(answer.status_code)
+            seen[answer.status_code, CHAT.parts is not None and answer.content == CHAT.parts.all(10)] += 1
 
     async with (
-        successive(tmp_path, engine, drain_seconds=300) as gateways,
+        successive(tmp_path, engine, drain_seconds=12) as gateways,
         httpx.AsyncClient(http1=False, http2=True, timeout=30, trust_env=False) as asking,
+        trio.open_nursery() as clients,
     ):
-        async with trio.open_nursery() as clients:
-            for number in range(3):
-                clients.start_soon(client, gateways, asking)
-                call = await engine.call(number)
-                await call.made(3)  # The next one begins in the midst of it.
-            await until(lambda: len(seen) > 5)
-            await gateways.start()
-            now = len(seen)
-            await until(lambda: len(seen) > now + 15)
-            over.set()
+        for number in range(12):
+            clients.start_soon(client, gateways, asking)
+            if number < 3:
+                await (await engine.call(number)).made(3)  # The next one begins in the midst of it.
+        await until(lambda: seen.total() > 20)
+        await gateways.start()
+        with trio.fail_after(9):  # After a fourth of the time nothing more begins there.
+            await gateways.ended[0].wait()
+        now = seen.total()
+        await until(lambda: seen.total() > now + 20)
+        over.set()
+    assert set(seen) == {(200, True)}, seen
+    assert all(len(records) > 15 for records in gateways.records)
+
+
+async def test_a_long_stream_over_http2_ends_after_the_goaway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, held = trio.Event(), trio.Event()
+    hold = Plane.hold
+    monkeypatch.setattr(Plane, "hold", lambda self: (hold(self), held.set()))
+    engine = ScriptedEngine(Stream(tokens=5, pause_after=2, until=go))
+    body = json.dumps(CHAT.payload(stream=True)).encode()
+    async with successive(tmp_path, engine, drain_seconds=4) as gateways, raw2(gateways.url) as client:
+        await client.send(f.post(1, body))
+        await client.until(lambda: bool(client.body(1)))
+        await gateways.start()
+        await held.wait()
+        said: tuple[int | None, int | None] = (client.goaway, client.last)
+        assert said == (None, None)
+        await client.send(f.post(3, body), f.post(5, body), f.reset(5))
+        await client.answered()
+        await client.until(lambda: client.goaway is not None)
+        said = (client.goaway, client.last)
+        assert said == (f.NO_ERROR, 1)
+        await client.send(f.post(7, body))
+        await client.answered()
+        go.set()
+        assert CHAT.parts is not None
+        await client.until(lambda: client.gone)
+        assert client.body(1) == CHAT.parts.all(5)
+        assert (client.ended, client.resets, set(client.heads)) == ({1}, {}, {1})
+        assert len(engine.calls) == 1
         await gateways.ended[0].wait()
-    assert set(seen) == {200}
+    assert [record["outcome"] for record in gateways.records[0]] == ["completed"]
 
 
 async def test_a_door_that_can_not_be_opened_is_known_before_it_serves(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ class Raw2:
         self.pongs = 0
         self.acks = 0
         self.goaway: int | None = None
+        self.last: int | None = None  # the last stream that it names
         self.gone = False
         self.deaf = trio.Event()
         self._reading = trio.CancelScope()
@@ -109,7 +110,7 @@ class Raw2:
         elif kind == f.RST_STREAM:
             self.resets.setdefault(stream, int.from_bytes(payload, "big"))
         elif kind == f.GOAWAY:
-            self.goaway = int.from_bytes(payload[4:8], "big")
+            self.last, self.goaway = int.from_bytes(payload[:4], "big"), int.from_bytes(payload[4:8], "big")
         elif kind == f.WINDOW_UPDATE:
             self.windows[stream] = self.windows.get(stream, 0) + int.from_bytes(payload, "big")
         elif kind == f.PING and flags & f.ACK:

@@ -1,0 +1,96 @@
+"""How an HTTP/2 connection ends that always has a stream open, when another process takes over.
+
+A connection may end while no stream is open: its client sends what comes next over a new one. Where
+streams overlap there is no such moment, and most clients would do with an early GOAWAY (RFC 9113, 6.8).
+Those that are built on Python's h2 (4.4.1) take nothing more after one, and lose their running streams.
+So for a while new streams are kept back, neither begun nor refused: when the others have ended, GOAWAY names
+the last one that was begun, and clients send the rest again, elsewhere. Where the others don't end
+in that time, GOAWAY goes all the same, and they have what is left of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import h2.exceptions
+import trio
+
+from gateway.server.frames import Frames
+from gateway.server.pings import Pings
+from gateway.server.shared import Context
+
+READ_SECONDS = 1.0
+"""How long such a moment is waited for."""
+
+QUIET_SECONDS = 0.05
+"""Who has begun no stream for so long isn't about to send one."""
+
+
+class Parting:
+    """What is kept back on one connection."""
+
+    def __init__(self, connection: Frames, context: Any, pings: Pings) -> None:
+        self._connection = connection
+        self._pings = pings
+        self._ends = False
+        self._context: Context = context
+        self._held: set[int] = set()
+        self._unfinished: set[int] = set()
+        self.last: int | None = None
+        """The last stream that was begun, once it is known: what GOAWAY names."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def keeps_back(self, stream_id: int, *, beside_others: bool) -> bool:
+        """Say whether a new stream isn't to be begun, nor anything said of it."""
+        if self.last is None:
+            if not (self._context.holding and beside_others):
+                return False
+            self.last = stream_id - 2  # Clients' streams have odd numbers.
+        self._held.add(stream_id)
+        self._unfinished.add(stream_id)
+        return True
+
+    def is_whole(self, stream_id: int) -> None:
+        """Note that a request that may be kept back has arrived."""
+        self._unfinished.discard(stream_id)
+
+    def forget(self, stream_id: int) -> None:
+        """The client has reset a stream."""
+        self._held.discard(stream_id)
+        self._unfinished.discard(stream_id)
+
+    def go_away(self) -> None:
+        """Say GOAWAY, and let the streams that were begun come to their ends."""
+        self._begin_nothing()
+        self._connection.say_goaway(self.last or 0)
+
+    def ends(self) -> bool:
+        """No stream is open, and from now on none is begun: say whether that is new."""
+        self._begin_nothing()
+        before, self._ends = self._ends, True
+        return not before
+
+    async def say_goodbye(self) -> None:
+        """Say GOAWAY, at a moment when the client neither sends anything nor has anything to read.
+
+        Else httpcore (1.0.9) fails. A request of which it has sent only the head it can't send again. And one
+        of the waiting streams' tasks reads at a time, in turn: one that gets its turn after the GOAWAY
+        has lost what was read for it before, so there is a ping for each of them.
+        """
+        with trio.move_on_after(READ_SECONDS):
+            quiet = False
+            while not (quiet or self._context.terminated.is_set()):
+                last = self._connection.highest_inbound_stream_id
+                await trio.sleep(QUIET_SECONDS)
+                for _ in range(len(self._held) + 1):
+                    await self._pings.ask().wait()
+                quiet = last == self._connection.highest_inbound_stream_id and not self._unfinished
+        with suppress(h2.exceptions.ProtocolError):
+            self._connection.close_connection(last_stream_id=self.last)
+
+    def _begin_nothing(self) -> None:
+        if self.last is None:
+            self.last = self._connection.highest_inbound_stream_id
