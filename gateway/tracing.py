@@ -5,10 +5,10 @@ is set. Nothing of the SDK is called while a request runs: that keeps marks for 
 of a trace it needs its ids and the decision to sample (:mod:`gateway.tracecontext`). Its spans are made after
 its end, and after its record, one request in a turn of the loop.
 
-They are made as ``ReadableSpan``, not begun and ended by a ``Tracer``: their ids are out already, in the
-``traceparent`` that engines got, and their times are past. A tracer would have to be told each id by an
-``IdGenerator`` with a memory, and would decide on sampling a second time. The
-processor and the exporter are the SDK's own: its queue, its thread, its way of trying again.
+They are encoded there (:mod:`gateway.otlp`), not begun and ended by a ``Tracer``: their ids are out already,
+in the ``traceparent`` that engines got, and their times are past. A tracer would have to be told each id by
+an ``IdGenerator`` with a memory, and would decide on sampling a second time. The processor and the exporter
+are the SDK's own: its queue, its thread, its way of trying again.
 """
 
 from __future__ import annotations
@@ -22,26 +22,24 @@ from typing import Any
 
 import trio
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from gateway import __version__, config
 from gateway.marks import Reclaimed
-from gateway.otlp import Exporter, Failing, said_once, soon_back
+from gateway.otlp import Encoder, Exporter, Failing, said_once, soon_back
 from gateway.request import Request
 from gateway.spans import Span, spans_of
 from gateway.tracecontext import Trace, enter, without_trace
 
-_GATHER_SECONDS = 0.1
-"""Spans are made so long after a request's end: after its record."""
+_GATHER_SECONDS = 0.02
+"""Spans are made so long after a request's end, after its record: few at a time, others wait meanwhile."""
 
 _SEND_SECONDS = 1.0
 """Spans leave at most this much later, unless a batch is full before."""
 
-_BATCH_SPANS = 128
-"""Few, since some steps of encoding take all of a batch at once, and nothing else runs meanwhile."""
+_BATCH = 128
+"""Requests whose spans are sent together."""
 
 _MOST_SPANS = 8192
 """Spans that wait for the collector, some 7 MB; newer ones are dropped and counted."""
@@ -51,10 +49,6 @@ _MOST_TRACES = 10_000
 
 _LAST_SECONDS = 1.0
 """How long the end of the process waits for the collector."""
-
-_KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
-_UNSET = Status(StatusCode.UNSET)
-_ERROR = Status(StatusCode.ERROR)
 
 
 @dataclass(slots=True)
@@ -161,16 +155,16 @@ class _Out:
         assert settings.endpoint is not None
         self._exporter = Exporter(settings.endpoint.rstrip("/") + "/v1/traces", failing)
         self._failing = failing
-        self._resource = Resource.create(
-            {"service.name": settings.service_name, "service.version": __version__}
+        self._encoder = Encoder(
+            Resource.create({"service.name": settings.service_name, "service.version": __version__}),
+            InstrumentationScope("gateway", __version__),
         )
-        self._scope = InstrumentationScope("gateway", __version__)
         self._taken = self._refused = 0
         self._processor = BatchSpanProcessor(
             self._exporter,
             max_queue_size=_MOST_SPANS,
             schedule_delay_millis=_SEND_SECONDS * 1000,
-            max_export_batch_size=_BATCH_SPANS,
+            max_export_batch_size=_BATCH,
         )
 
     @property
@@ -180,34 +174,13 @@ class _Out:
 
     def take(self, trace: Trace, spans: Iterator[Span]) -> None:
         """Have the spans of one request sent."""
-        trace_id, flags = int(trace.trace_id, 16), TraceFlags(TraceFlags.SAMPLED)
         # One reading of both clocks for all of it, so that what is nested stays so.
-        offset = time.time_ns() - round(trio.current_time() * 1e9)
-        state = TraceState.from_header([trace.state.decode("ascii")]) if trace.state else None
-
-        def context(span_id: str, *, remote: bool = False) -> SpanContext:
-            return SpanContext(trace_id, int(span_id, 16), remote, flags, state)
-
-        for span in spans:
-            if self._taken - self._exporter.taken >= _MOST_SPANS:
-                self._refused += 1
-                continue
-            self._taken += 1
-            remote = span.kind == "server"
-            self._processor.on_end(
-                ReadableSpan(
-                    span.name,
-                    context=context(span.span_id),
-                    parent=context(span.parent_id, remote=remote) if span.parent_id else None,
-                    resource=self._resource,
-                    attributes=span.attributes,
-                    kind=_KINDS[span.kind],
-                    status=_UNSET if span.error is None else _ERROR,
-                    start_time=offset + round(span.start * 1e9),
-                    end_time=offset + round(span.end * 1e9),
-                    instrumentation_scope=self._scope,
-                )
-            )
+        one = self._encoder.encode(trace, spans, time.time_ns() - round(trio.current_time() * 1e9))
+        if self._taken - self._exporter.taken + one.count > _MOST_SPANS:
+            self._refused += one.count
+            return
+        self._taken += one.count
+        self._processor.on_end(one)
 
     async def close(self) -> None:
         """Send what is left, within a bound, and end the thread."""

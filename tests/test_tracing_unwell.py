@@ -78,7 +78,7 @@ async def test_dropped_spans_are_counted_and_the_return_is_told(monkeypatch: pyt
 
 async def test_spans_beyond_the_bounds_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "_MOST_SPANS", 4)
-    monkeypatch.setattr(tracing, "_BATCH_SPANS", 4)
+    monkeypatch.setattr(tracing, "_BATCH", 1)
     async with (
         collector() as seen,
         running_gateway(ScriptedEngine(honest), traces=to(seen)) as gateway,
