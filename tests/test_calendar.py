@@ -10,6 +10,7 @@ import gateway
 _ASKED = {("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today"), ("date", "today")}
 _ASKED |= {("time", name) for name in ("time", "time_ns", "localtime", "gmtime", "ctime", "strftime")}
 WRITERS = {
+    "client.py",  # the Date of an answer
     "models.py",  # when the list of models was "created"
     "telemetry.py",  # when a request came: its record
     "tracing.py",  # when spans began and ended
