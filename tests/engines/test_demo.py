@@ -40,7 +40,7 @@ async def demo(
     ports = free_ports(3)
     config = folder / "demo.toml"
     config.write_text(CONFIG.format(*ports, MODEL))
-    with trio.fail_after(100), (folder / "out").open("wb") as out:
+    with trio.fail_after(200), (folder / "out").open("wb") as out:
         process = await trio.lowlevel.open_process(
             [sys.executable, "-m", "gateway", "demo", "--config", str(config), *arguments],
             stdout=out,
