@@ -151,6 +151,21 @@ def _head(work: Work, answer: Answer, spool: Spool) -> Response:
     return Response(answer.status, headers, spool, request.tail, route)
 
 
+class _End:
+    """The last bytes of a stream. Of large reads no more is kept: the rest would stay as long as it does."""
+
+    def __init__(self) -> None:
+        self.before = self.last = b""
+
+    def add(self, data: bytes) -> None:
+        if len(data) > _LAST_BYTES:
+            self.before, self.last = b"", data[-_LAST_BYTES:]
+        elif len(self.last) > _LAST_BYTES:
+            self.before, self.last = self.last, data
+        else:
+            self.last += data
+
+
 async def _relay(
     work: Work, answer: Answer, attempt: Attempt, spool: Spool, clock: EngineClock, commit: Commit
 ) -> None:
@@ -162,16 +177,10 @@ async def _relay(
         request.passed(data)
         spool.push(data)
 
-    measure = intake.measure
-
-    last = before = b""
+    measure, end = intake.measure, _End()
 
     def take(data: bytes) -> bool:
-        nonlocal last, before
-        if len(last) > _LAST_BYTES:
-            before, last = last, data
-        else:
-            last += data
+        end.add(data)
         measure(data)
         if intake.sifts:
             data = intake.sift(data)
@@ -181,11 +190,12 @@ async def _relay(
         return not (request.tail.done or spool.full)
 
     more, data = await _beginning(work, answer, attempt, clock, commit)
-    last = data
+    end.add(data)
     if data:
         pass_on(data)
         _begun(work, attempt)
         clock.next_read()
+    del data  # It would stay for as long as the stream.
     while more and not request.tail.done:
         if spool.full:
             clock.stand_still()
@@ -195,7 +205,7 @@ async def _relay(
         more = await answer.relay(take)
     if rest := intake.rest():
         pass_on(rest)
-    attempt.ended_with(before, last)
+    attempt.ended_with(end.before, end.last)
 
 
 async def _beginning(
