@@ -47,18 +47,20 @@ async def test_one_connection_that_can_t_be_looked_after_is_closed_alone(
         async with serving(well) as (plane, url), http1(url) as first:
             assert (await first.ask("/")).status == 200
             (one,) = plane._connections
-            look_after = connection.Connection.look_after
+            look_after, looked = connection.Connection.look_after, trio.Event()
 
             def fail(self: connection.Connection, now: float) -> None:
                 if self is one:
                     raise RuntimeError("looked wrong")
                 look_after(self, now)
+                if one._socket.fileno() < 0:
+                    looked.set()
 
             monkeypatch.setattr(connection.Connection, "look_after", fail)
             async with http1(url) as second:
                 assert (await second.ask("/")).status == 200
                 assert await first.eof() == b""
-                await trio.sleep(0.6)
+                await looked.wait()
                 assert (await second.ask("/")).status == 200
 
 
