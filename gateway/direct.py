@@ -213,10 +213,10 @@ class _Connection:
         await trio.lowlevel.wait_readable(self._raw)
         self.feed_now()
 
-    def feed_now(self) -> None:
-        """Read once, if there is something, and parse what came."""
+    def feed_now(self, most: int = READ_BYTES) -> None:
+        """Read once, at most ``most`` bytes, if there is something, and parse what came."""
         try:
-            size = self._raw.recv_into(_BUFFER)
+            size = self._raw.recv_into(_BUFFER, min(most, READ_BYTES))
         except BlockingIOError:
             return
         except OSError as error:
@@ -247,23 +247,23 @@ class Body(httpx.AsyncByteStream):
             await connection.feed()
         raise StopAsyncIteration
 
-    async def relay(self, take: Callable[[bytes], bool]) -> bool:
+    async def relay(self, take: Callable[[bytes], int], most: int) -> bool:
         """See :meth:`gateway.engine.Answer.relay`. Raises what httpx's streams raise."""
         connection, arrivals = self._connection, self._transport.arrivals
         if connection is None:
             return False
-        reply, declined = connection.reply, False
+        reply = connection.reply
 
         def pass_on() -> bool:
-            nonlocal declined
-            connection.feed_now()
+            nonlocal most
+            connection.feed_now(most)
             if data := reply.take():
-                declined = not take(data)
-            return not (declined or reply.complete or reply.failure)
+                most = take(data)
+            return not (not most or reply.complete or reply.failure)
 
         if data := reply.take():
-            declined = not take(data)
-        while not declined:
+            most = take(data)
+        while most:
             if self._is_over(connection):
                 return False
             if arrivals is not None:

@@ -53,15 +53,17 @@ class Answer(Protocol):
         Raises EngineError when the body breaks off or breaks HTTP.
         """
 
-    async def relay(self, take: Callable[[bytes], bool]) -> bool:
-        """Give the body's bytes to ``take`` as they come, until it returns False.
+    async def relay(self, take: Callable[[bytes], int], most: int) -> bool:
+        """Give the body's bytes to ``take`` as they come, until it returns 0.
 
-        ``take`` may be called in another task's turn. Returns False at the body's clean end,
-        True when ``take`` has declined to go on. Raises as :meth:`receive` does.
+        ``most`` is how many bytes the first read may bring, and what ``take`` returns how many the
+        next may: a wish, which not every connection can grant. ``take`` may be called in another
+        task's turn. Returns False at the body's clean end, True when ``take`` has declined to go on.
+        Raises as :meth:`receive` does.
         """
 
 
-async def relay_each(answer: Answer, take: Callable[[bytes], bool]) -> bool:
+async def relay_each(answer: Answer, take: Callable[[bytes], int]) -> bool:
     """Relay as :meth:`Answer.relay` says, by receiving: for answers that know no shorter way."""
     while data := await answer.receive():
         if not take(data):

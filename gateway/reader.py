@@ -24,16 +24,13 @@ from gateway.headers import list_size, to_client
 from gateway.intake import Intake
 from gateway.request import Request
 from gateway.response import Response
-from gateway.spool import Spool
+from gateway.spool import PIECE_BYTES, Spool
 from gateway.words import Phase
 from gateway.work import Work
 
-PIECE_BYTES = 64 * 1024
-"""What one read of an engine brings at most."""
-
 _BEYOND_BYTES = PIECE_BYTES + 16 * 1024
-"""What a response has in memory beyond its spool's limit: one piece, and the copy that a write
-may make of what the socket doesn't take at once."""
+"""What a response has in memory beyond its spool's limit: one piece, and what the heap loses between
+pieces."""
 
 MOST_HEAD_BYTES = 32 * 1024
 """An engine's head as HTTP/2 counts it. HTTP/2 clients end the connection, with all that runs
@@ -179,7 +176,7 @@ async def _relay(
 
     measure, end = intake.measure, _End()
 
-    def take(data: bytes) -> bool:
+    def take(data: bytes) -> int:
         end.add(data)
         measure(data)
         if intake.sifts:
@@ -187,7 +184,7 @@ async def _relay(
         if data:
             pass_on(data)
         clock.next_read()
-        return not (request.tail.done or spool.full)
+        return 0 if request.tail.done or spool.full else spool.piece_bytes
 
     more, data = await _beginning(work, answer, attempt, clock, commit)
     end.add(data)
@@ -202,7 +199,7 @@ async def _relay(
             with attempt.holding_back():
                 await spool.room()
             clock.next_read()
-        more = await answer.relay(take)
+        more = await answer.relay(take, spool.piece_bytes)
     if rest := intake.rest():
         pass_on(rest)
     attempt.ended_with(end.before, end.last)

@@ -5,6 +5,9 @@ writer takes everything there is in one go (up to 64 KiB), so a slow moment turn
 write and not into a backlog. When the spool is full the reader waits, stops
 reading, and the engine feels it.
 
+Of a client that lets it wait for long the pieces become small and alike: what one leaves in the heap
+fits the next. Large ones of any size leave holes that their successors don't fit, a third more memory.
+
 How the response ended is the spool's last item: it comes out after every byte
 that was put before it.
 """
@@ -13,12 +16,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 
 import trio
 
 from gateway.errors import GatewayError
 
-_AT_ONCE_BYTES = 64 * 1024
+PIECE_BYTES = 64 * 1024
+"""What a piece has at most, as it is read and as several are joined for one write."""
+
+SMALL_PIECE_BYTES = 16 * 1024
+"""The same for a slow client."""
+
+SLOW_SECONDS = 0.1
+"""A client is slow when the reader has waited so long for room. One that takes all there is, though
+engine and gateway are faster, makes room within milliseconds; large pieces halve what its bytes cost."""
 
 
 class Spool:
@@ -36,6 +48,8 @@ class Spool:
         self.ended = False
         self.failure: GatewayError | None = None
         """Why the response ended badly; None while it runs and when it ended well."""
+        self.piece_bytes = PIECE_BYTES
+        """How large a piece may be: what the next read may bring at most."""
         self.outlet: Callable[[bytes], bytes | None] | None = None
         """Sends a piece on at once, past the spool, while the writer has nothing else to do. Returns
         what is left of it for :attr:`rest`, ``b""`` if nothing is, None if it could not."""
@@ -43,6 +57,7 @@ class Spool:
         """What the outlet began to send: it goes before everything else, as it is."""
         self._waiting = False
         self._taken = 0
+        self._full_since = inf
         self._pieces: deque[bytes] = deque()
         self._getter = trio.lowlevel.ParkingLot()
         self._putter = trio.lowlevel.ParkingLot()
@@ -80,7 +95,9 @@ class Spool:
         self._getter.unpark()
 
     async def room(self) -> None:
-        """Wait until there is room."""
+        """Wait until there is room. When that takes long, pieces are small until the spool is empty."""
+        if self.full:
+            self._full_since = trio.current_time()
         while self.full:
             await self._putter.park()
 
@@ -94,7 +111,7 @@ class Spool:
     async def get(self) -> bytes:
         """Wait for bytes and return all there are, ``b""`` when the response has ended.
 
-        Of more than ``_AT_ONCE_BYTES`` it returns a part: joining it would only cost, for as long
+        Of more than ``piece_bytes`` it returns a part: joining it would only cost, for as long
         as a slow client takes, twice the memory.
 
         To come for more is to say that what was taken before is written. If there is a
@@ -102,18 +119,18 @@ class Spool:
         """
         self._written()
         while not (self._pieces or self.rest or self.ended):
-            self._waiting = True
+            self._waiting, self.piece_bytes = True, PIECE_BYTES
             try:
                 await self._getter.park()
             finally:
                 self._waiting = False
         if self.rest or not self._pieces:
             return b""
-        pieces = self._pieces
+        pieces, most = self._pieces, self.piece_bytes
         data = pieces.popleft()
-        if pieces and len(data) < _AT_ONCE_BYTES:
+        if pieces and len(data) < most:
             several, size = [data], len(data)
-            while pieces and size + len(pieces[0]) <= _AT_ONCE_BYTES:
+            while pieces and size + len(pieces[0]) <= most:
                 several.append(pieces.popleft())
                 size += len(several[-1])
             data = b"".join(several)
@@ -130,4 +147,7 @@ class Spool:
         if self._taken:
             self.held -= self._taken
             self._taken = 0
-            self._putter.unpark()
+            if self._putter:
+                if trio.current_time() - self._full_since > SLOW_SECONDS:
+                    self.piece_bytes = SMALL_PIECE_BYTES
+                self._putter.unpark()

@@ -194,10 +194,10 @@ class _HttpxAnswer:
             raise _translated(error, self._trace) from None
         return b""
 
-    async def relay(self, take: Callable[[bytes], bool]) -> bool:
+    async def relay(self, take: Callable[[bytes], int], most: int) -> bool:
         if isinstance(self._stream, Body):
             try:
-                return await self._stream.relay(take)
+                return await self._stream.relay(take, most)
             except httpx.TransportError as error:
                 raise _translated(error, self._trace) from None
         return await relay_each(self, take)

@@ -114,7 +114,7 @@ class FakeCall:
             self.worked()
         return step
 
-    async def relay(self, take: Callable[[bytes], bool]) -> bool:
+    async def relay(self, take: Callable[[bytes], int], most: int) -> bool:
         return await relay_each(self, take)
 
     async def _next(self) -> Step:

@@ -73,7 +73,7 @@ class Answer:
         await trio.lowlevel.checkpoint()
         return await anext(self._body, b"")
 
-    async def relay(self, take: Callable[[bytes], bool]) -> bool:
+    async def relay(self, take: Callable[[bytes], int], most: int) -> bool:
         return await relay_each(self, take)
 
 

@@ -16,6 +16,9 @@ from gateway.transport import make_engine
 from tests.support.scripted import Script, ScriptedEngine
 from tests.support.scripts import End, Raw
 
+MOST = 64 * 1024
+"""What a read may bring."""
+
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -41,12 +44,12 @@ class Scene:
         )
 
     async def relay(self, answer: Answer, *, until: bytes = b"never") -> bool:
-        def take(data: bytes) -> bool:
+        def take(data: bytes) -> int:
             self.got += data
             self._more.set()
-            return until not in self.got
+            return 0 if until in self.got else MOST
 
-        return await (relay_each(answer, take) if self.way == "by receiving" else answer.relay(take))
+        return await (relay_each(answer, take) if self.way == "by receiving" else answer.relay(take, MOST))
 
     async def has(self, so_far: bytes) -> None:
         """Wait until so much was taken."""
@@ -134,6 +137,21 @@ async def test_cancelling_closes_the_connection_at_once(way: str) -> None:
         await call.closed()
 
 
+@pytest.mark.parametrize("way", ["arrivals", "alone"])
+async def test_a_read_brings_no_more_than_is_wished(way: str) -> None:
+    sizes: list[int] = []
+
+    def take(data: bytes) -> int:
+        sizes.append(len(data))
+        return next(wishes, 0)
+
+    wishes, first = iter([1000, 5000]), 3000
+    body = Raw([b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", 0.05, b"x" * 100_000, trio.Event()])
+    async with scene(way, body) as here, here.open() as answer:
+        assert await answer.relay(take, first)
+        assert sizes == [3000, 1000, 5000]
+
+
 async def test_what_the_taker_raises_is_raised_to_the_reader(way: str) -> None:
     def breaks(_data: bytes) -> bool:
         raise ValueError("broken")
@@ -143,4 +161,4 @@ async def test_what_the_taker_raises_is_raised_to_the_reader(way: str) -> None:
         here.open() as answer,
     ):
         with pytest.raises(ValueError, match="broken"):
-            await (relay_each(answer, breaks) if way == "by receiving" else answer.relay(breaks))
+            await (relay_each(answer, breaks) if way == "by receiving" else answer.relay(breaks, MOST))

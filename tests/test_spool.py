@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock, Sequencer, wait_all_tasks_blocked
 
 from gateway.errors import Code, EngineError, GatewayError
-from gateway.spool import Spool
+from gateway.spool import PIECE_BYTES, SLOW_SECONDS, SMALL_PIECE_BYTES, Spool
 
 FAILURE = EngineError(Code.ENGINE_FAILED, "broke off")
 
@@ -104,6 +104,31 @@ async def test_a_full_spool_makes_its_putter_wait_until_it_is_emptied(autojump_c
             await wait_all_tasks_blocked()
             assert spool.full  # It is still being written.
         assert await spool.get() == b"next"
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_pieces_for_a_slow_client_are_small_until_it_has_caught_up(
+    slow: bool, autojump_clock: MockClock
+) -> None:
+    spool = Spool(4 * PIECE_BYTES)
+    part = b"x" * (SMALL_PIECE_BYTES // 4)
+    assert spool.piece_bytes == PIECE_BYTES
+    while not spool.full:
+        spool.push(part)
+    assert len(await spool.get()) == PIECE_BYTES
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(spool.room)
+        await wait_all_tasks_blocked()
+        await trio.sleep(2 * SLOW_SECONDS if slow else SLOW_SECONDS / 2)
+        expected = SMALL_PIECE_BYTES if slow else PIECE_BYTES
+        for _ in range(3):
+            assert len(await spool.get()) == expected
+            assert spool.piece_bytes == expected
+    while not spool.empty:
+        assert len(await spool.get()) == expected
+    with trio.move_on_after(1):
+        await spool.get()
+    assert spool.piece_bytes == PIECE_BYTES
 
 
 async def test_the_limit_itself_is_full_and_a_byte_less_is_not() -> None:

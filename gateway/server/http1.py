@@ -209,10 +209,11 @@ class Http1(H11Protocol):
         stream.lane = Lane(self._write_some, self._write_all, chunked=chunked)
         stream.send_now = stream.lane.send_now
 
-    async def _write_all(self, data: bytes) -> None:
+    async def _write_all(self, data: bytes | memoryview) -> None:
         """Write data, and before it the head if that is still to go."""
         head, self._head = self._head, b""
-        await self.send(RawData(head + data if head else data))
+        # Our connection takes any buffer.
+        await self.send(RawData(head + data if head else data))  # type: ignore[arg-type]
 
     def _write_some(self, data: bytes) -> int:
         """Write what the socket takes at once, the head first; return how much of ``data`` that was."""

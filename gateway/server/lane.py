@@ -21,7 +21,11 @@ class Lane:
     """Sends one response's body pieces. ``write_now`` sends without waiting, ``write`` waits."""
 
     def __init__(
-        self, write_now: Callable[[bytes], int], write: Callable[[bytes], Awaitable[None]], *, chunked: bool
+        self,
+        write_now: Callable[[bytes], int],
+        write: Callable[[bytes | memoryview], Awaitable[None]],
+        *,
+        chunked: bool,
     ) -> None:
         self._write_now = write_now
         self._write = write
@@ -44,18 +48,22 @@ class Lane:
     async def send(self, data: bytes) -> None:
         """Send a piece: what the socket takes at once, then the rest.
 
-        A large one isn't copied into its frame: the copy would stay for as long as the client
-        doesn't read.
+        Nothing of it is copied for longer than a moment: the copy would stay for as long as the
+        client doesn't read.
         """
-        if self._chunked and len(data) > LARGE_BYTES:
-            await self._write(b"%x\r\n" % len(data))
-            await self._write(data)
-            await self._write(b"\r\n")
-            return
-        framed = self._framed(data)
-        sent = self._write_now(framed)
-        if sent < len(framed):
-            await self._write(framed[sent:])
+        if not self._chunked:
+            await self._after(self._write_now(data), data)
+        elif len(data) > LARGE_BYTES:
+            await self._after(0, b"%x\r\n" % len(data), data, b"\r\n")
+        else:
+            await self._after(self._write_now(self._framed(data)), b"%x\r\n" % len(data), data, b"\r\n")
+
+    async def _after(self, sent: int, *pieces: bytes) -> None:
+        """Send all but the first ``sent`` bytes."""
+        for piece in pieces:
+            if sent < len(piece):
+                await self._write(memoryview(piece)[sent:])
+            sent = max(0, sent - len(piece))
 
     def _framed(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data

@@ -34,7 +34,7 @@ class Socket:
         self.got += data[:size]
         return size
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         """Take all, in pieces."""
         self._busy = True
         try:

@@ -100,6 +100,13 @@ class Gateway:
         """Until so many requests are alive in the gateway."""
         await self._poll(lambda state: len(state["requests"]) == count, "/admin/requests")
 
+    async def spools_full(self, count: int) -> None:
+        """Until so many requests have spools, of the usual size, into which nothing more goes."""
+        await self._poll(
+            lambda state: sum(request["spooled_bytes"] > 180_000 for request in state["requests"]) == count,
+            "/admin/requests",
+        )
+
     async def engine(self, name: str, true: Callable[[Any], bool]) -> None:
         """Until an engine is seen so in the control plane."""
         await self._poll(lambda state: true(state["engines"][name]), "/admin/engines")

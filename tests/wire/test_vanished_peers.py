@@ -167,7 +167,7 @@ async def test_peers_that_vanish_are_found_in_every_phase() -> None:
         strangers = len(fars) * 2 * len(CLIENT_PHASES)
         await gateway.live(strangers + len(fars) * len(ENGINE_PHASES) + 1)
         await gateway.queued(2 * len(fars))
-        await trio.sleep(2)  # the stuck streams get stuck
+        await gateway.spools_full(2 * len(fars))
         assert gateway.records == []
 
         local.gone.set()
