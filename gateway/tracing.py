@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
 import trio
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -31,6 +32,8 @@ from gateway.otlp import Encoder, Exporter, Failing, said_once, soon_back
 from gateway.request import Request
 from gateway.spans import Span, spans_of
 from gateway.tracecontext import Trace, enter, without_trace
+
+log = structlog.get_logger("gateway.tracing")
 
 _GATHER_SECONDS = 0.02
 """Spans are made so long after a request's end, after its record: few at a time, others wait meanwhile."""
@@ -143,7 +146,7 @@ class Tracing:
             one = self._ended.popleft()
             trace = one.request.trace
             assert trace is not None
-            out.take(trace, spans_of(one.request, one.record))
+            out.take(trace, tuple(spans_of(one.request, one.record)))
             # Hundreds may have left at one instant: others have their turns between them.
             await trio.lowlevel.checkpoint()
 
@@ -172,10 +175,16 @@ class _Out:
         """Spans that were dropped: there was no room, or the collector didn't take them."""
         return self._refused + self._exporter.lost
 
-    def take(self, trace: Trace, spans: Iterator[Span]) -> None:
+    def take(self, trace: Trace, spans: Sequence[Span]) -> None:
         """Have the spans of one request sent."""
-        # One reading of both clocks for all of it, so that what is nested stays so.
-        one = self._encoder.encode(trace, spans, time.time_ns() - round(trio.current_time() * 1e9))
+        try:
+            # One reading of both clocks for all of it, so that what is nested stays so.
+            one = self._encoder.encode(trace, spans, time.time_ns() - round(trio.current_time() * 1e9))
+        except (TypeError, ValueError) as error:
+            # Half a character, or a number out of all bounds. What only watches mustn't end what it watches.
+            log.error("a trace can't be encoded", trace=trace.trace_id, error=str(error))
+            self._refused += len(spans)
+            return
         if self._taken - self._exporter.taken + one.count > _MOST_SPANS:
             self._refused += one.count
             return

@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import trio
 
 from gateway import config, service, tracing
 from gateway.server import BindError
+from gateway.spans import Span, spans_of
 from tests.support.collector import collector, straight, to
 from tests.support.gateway import Gateway, running_gateway, toml_of
 from tests.support.http1 import http1
@@ -74,6 +77,27 @@ async def test_dropped_spans_are_counted_and_the_return_is_told(monkeypatch: pyt
                 await seen.until(2)
     assert len(seen.named(SERVER)) == 1
     assert [entry["log_level"] for entry in logs if "collector" in entry["event"]] == ["warning", "info"]
+
+
+async def test_what_cant_be_encoded_is_dropped_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd: list[str | int] = ["\ud800", 2**64]
+
+    def oddly(*about: Any) -> Iterator[Span]:
+        attributes = {"odd": odd.pop()} if odd else {}
+        return (replace(span, attributes=attributes) for span in spans_of(*about))
+
+    monkeypatch.setattr(tracing, "spans_of", oddly)
+    monkeypatch.setattr(tracing, "_SEND_SECONDS", 0.05)
+    async with (
+        collector() as seen,
+        running_gateway(ScriptedEngine(honest), traces=to(seen)) as gateway,
+        http1(gateway.url) as client,
+    ):
+        for _ in range(3):
+            assert (await client.ask(CHAT.path, CHAT.payload(stream=True))).status == 200
+        await seen.until(1)
+        assert await dropped(gateway) == 2 * len(seen.spans)
+    assert len(seen.named(SERVER)) == 1
 
 
 async def test_spans_beyond_the_bounds_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
