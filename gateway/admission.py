@@ -255,9 +255,9 @@ class Admission:
 
     def _full(self, share: Share) -> GatewayError:
         if share.queue and len(share.waiters) > share.queue:
-            waiting_now = f"{share.queue} requests of your key's tenant are waiting already"
+            waiting_now = f"there is room for {share.queue} of your key's tenant to wait"
         elif self.queue.most:
-            waiting_now = f"{self.queue.most} requests are waiting already"
+            waiting_now = f"there is room for {self.queue.most} to wait"
         else:
             waiting_now = "no slot is free"
         return GatewayError(Code.QUEUE_FULL, f"The gateway is full: {waiting_now}; try again later.")

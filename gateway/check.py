@@ -136,16 +136,14 @@ async def _ask(engine: Engine, answers: dict[str, bool], said: list[str]) -> Non
 async def _whether_it_can_be_asked(engine: Engine) -> str:
     """Say what the engine is doing, or what it costs that it doesn't say."""
     seconds = engine.settings.reclaim_seconds
+    kept = f"keeps its slot for {seconds:g} s" if seconds else "gives its slot back at once"
     if engine.profile.looks is None:
-        return f"can't be asked whether it has stopped; a request cut short keeps its slot for {seconds:g} s"
+        return f"can't be asked whether it has stopped; a request cut short {kept}"
     said = LoadAnswer(problem=f"no answer within {_ASK_SECONDS:g} s")
     with trio.move_on_after(_ASK_SECONDS):
         said = await ask_load(engine)
     if said.load is None:
-        return (
-            f"doesn't say whether it has stopped ({said.problem}); a request cut short keeps its slot for"
-            f" {seconds:g} s"
-        )
+        return f"doesn't say whether it has stopped ({said.problem}); a request cut short {kept}"
     if not said.load.busy:
         return "says that it is idle"
     return (

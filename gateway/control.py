@@ -93,8 +93,10 @@ def control_plane(
             report = await reloader.reload(dry_run=request.args.get("dry_run", "0") not in _NO)
         except ConfigError as error:
             return jsonify(error="Nothing is changed.", faults=str(error).splitlines()), 422
-        said = [change.text for change in report.changes]
-        return jsonify(changes=said, down=report.down, file=reloader.file), 200
+        said: dict[str, Any] = {"changes": [change.text for change in report.changes], "file": reloader.file}
+        if report.down is not None:
+            said["down"] = report.down
+        return jsonify(said), 200
 
     guard = guard or Guard(lambda: "")
     _add_guard(app, guard)

@@ -215,7 +215,7 @@ class Marks:
             "queue_ms": _milliseconds(_between(self._queued, until)),
             "ttft_ms": _milliseconds(self.ttft_seconds),
             "duration_ms": _milliseconds(self.duration_seconds),
-            "bytes": self.bytes,
+            "bytes": 0 if self.method == "HEAD" else self.bytes,  # The server leaves its body out.
             "events": self.tail.events,
             **self.usage.fields(),
             "teardown_ms": _milliseconds(self.teardown_seconds),

@@ -140,7 +140,8 @@ def _split(body: bytes) -> list[tuple[str, msgspec.Raw]]:
     except msgspec.ValidationError:
         raise GatewayError(Code.INVALID_REQUEST, "The request body must be a JSON object.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise GatewayError(Code.INVALID_JSON, f"The request body is not valid JSON: {error}.") from None
+        reason = f"not valid JSON: {error}" if body.strip() else "empty"
+        raise GatewayError(Code.INVALID_JSON, f"The request body is {reason}.") from None
     except RecursionError:
         raise GatewayError(Code.INVALID_JSON, "The request body is nested too deeply.") from None
     return [(name.text, raw) for name, raw in fields.items()]

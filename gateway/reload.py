@@ -22,10 +22,13 @@ log = structlog.get_logger("gateway.reload")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a reload has done, or would do: a line for each change, and which engines don't answer."""
+    """What a reload has done, or would do: a line for each change, and which new engines don't answer.
+
+    ``down`` is None where none was asked.
+    """
 
     changes: tuple[Change, ...]
-    down: tuple[str, ...] = ()
+    down: tuple[str, ...] | None = None
 
 
 class Reloader:
@@ -68,7 +71,9 @@ class Reloader:
                 raise fault from error
         if not dry_run:
             self._gateway.reloads.done()
-            log.info("reloaded", changes=[change.text for change in report.changes], down=list(report.down))
+            log.info(
+                "reloaded", changes=[change.text for change in report.changes], down=list(report.down or ())
+            )
         return report
 
     def _failed(self, error: ConfigError, *, dry_run: bool) -> None:

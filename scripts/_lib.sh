@@ -19,7 +19,7 @@ fail() { # the message, a line an argument
     printf '\n%s: %s\n' "$NAME" "$1" >&2
     shift
     for line in "$@"; do printf '  %s\n' "$line" >&2; done
-    exit 1
+    exit "${STATUS:-1}"
 }
 
 python_version() { # "3.11", or nothing if it doesn't run
@@ -173,7 +173,7 @@ install_group() { # GROUP
     awk -v part="# ==== $1:" '/^# ====/ { on = index($0, part) == 1 } on' "$ROOT/constraints.txt" >"$VENV/.part"
     # Every pin is a hash of a ready-made wheel: nothing is compiled, and nothing is resolved.
     local quiet=(-q)
-    if [ "$1" = demo ]; then quiet=(); fi # few packages, and large ones: let pip show its bars
+    if [ "$1" = demo ] && [ -t 1 ]; then quiet=(); fi # few packages, and large ones: let pip show its bars
     run_pip ${quiet[@]+"${quiet[@]}"} --no-deps --only-binary :all: --require-hashes -r "$VENV/.part"
     if [ "$1" = base ]; then run_pip --quiet --no-deps --no-build-isolation --no-index -e "$ROOT"; fi
     rm -f "$VENV/.installing" "$VENV/.part"

@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 import gateway
+from gateway import __main__ as entry
 from gateway import cli, reload
 from gateway.cli import main
 from tests.conftest import Tls
@@ -203,6 +204,20 @@ def test_configuration_file_is_the_one_here_by_default(
     write(more="slotz = 1\n")
     monkeypatch.chdir(tmp_path)
     assert main(["check"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["serve"], 0), (["demo"], 0), (["check"], 130), (["usage"], 130), ([], 130)]
+)
+def test_ctrl_c_before_anything_minds_it(
+    arguments: list[str], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    monkeypatch.setattr("sys.argv", ["gateway", *arguments])
+    assert entry.main() == status
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

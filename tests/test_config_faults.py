@@ -97,7 +97,7 @@ def test_what_has_no_default_must_be_there() -> None:
         ("slots = 1" + 40 * "0", "slots: expected an integer of at most 1000000, got a huge integer"),
         ("slots = []", "slots: expected an integer of at least 1, got an array"),
         ("slots = 2024-01-01", "slots: expected an integer of at least 1, got a date or time"),
-        ('reclaim_seconds = "9s"', 'reclaim_seconds: expected a number of at least 0, got "9s"'),
+        ("reclaim_seconds = true", "reclaim_seconds: expected a number of at least 0, got true"),
         ("reclaim_seconds = nan", "reclaim_seconds: expected a finite number of at least 0, got nan"),
         ("reclaim_seconds = inf", "reclaim_seconds: expected a finite number of at least 0, got inf"),
         ("reclaim_seconds = -1.0", "reclaim_seconds: expected a number of at least 0, got -1.0"),
@@ -300,9 +300,41 @@ def test_a_body_larger_than_all_bodies() -> None:
 
 
 def test_two_engines_of_one_name() -> None:
-    other = MINIMAL.replace("gpu0", "${N}")
+    other = MINIMAL.replace("gpu0", "${N}").replace('url = "http://', 'url = "http://other-')
     expected = ['engine[1] "gpu0".name: engine[0] has this name already']
     assert faults(MINIMAL + other, {"N": "gpu0"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "same"),
+    [
+        ("http://127.0.0.1:8000/", True),
+        ("http://localhost:8000", True),
+        ("http://127.0.0.1:8001", False),
+        ("http://127.0.0.1:8000/other", False),
+        ("http://127.0.0.2:8000", False),
+    ],
+)
+def test_two_tables_for_one_engine(url: str, same: bool) -> None:
+    """Each would give it its own slots."""
+    table = '\n[[engine]]\nname = "{}"\nkind = "vllm"\nurl = "{}"\nslots = 1\nmodels = ["m"]\n'
+    expected = [
+        'engine[1] "b".url: engine[0] is at this address already, and each would use its own slots; '
+        "one table for each engine, with all that it serves in its models"
+    ]
+    text = table.format("a", "http://127.0.0.1:8000") + table.format("b", url)
+    if same:
+        assert faults(text) == expected
+    else:
+        parse(text)
+
+
+@pytest.mark.parametrize("value", ['"30s"', '"30"', '"30 seconds"'])
+def test_a_number_with_a_unit_or_in_quotes(value: str) -> None:
+    (fault,) = faults(f"[server]\ndrain_seconds = {value}{MINIMAL}")
+    assert fault == (
+        f"server.drain_seconds: expected a number of at least 0, got {value}; written without quotes and unit"
+    )
 
 
 def test_all_faults_are_told_at_once_and_none_twice() -> None:

@@ -8,9 +8,8 @@ from gateway.config import parse, show
 from tests.test_config import MINIMAL
 from tests.test_config_faults import faults
 
-ENGINES = MINIMAL.replace('["*"]', '["qwen", "llama"]') + MINIMAL.replace("gpu0", "gpu1").replace(
-    '["*"]', '["mistral"]'
-)
+_OTHER = MINIMAL.replace("gpu0", "gpu1").replace(":8000", ":8001")
+ENGINES = MINIMAL.replace('["*"]', '["qwen", "llama"]') + _OTHER.replace('["*"]', '["mistral"]')
 
 
 def route(*lines: str, model: str = "chat") -> str:

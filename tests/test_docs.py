@@ -15,6 +15,7 @@ import pytest
 from make_reference import reference
 
 from gateway import config
+from gateway.config.changes import NEEDS_RESTART
 from gateway.control import control_plane
 from gateway.dialect import ROUTES, Api, error_body
 from gateway.errors import Code, GatewayError
@@ -207,6 +208,11 @@ def test_links_lead_somewhere(page: Path) -> None:
         if section:
             headings = re.findall(r"^#+ (.*)$", prose_of(to), re.MULTILINE)
             assert section in map(anchor, headings), f"{page.name}: {target}"
+
+
+def test_what_needs_a_restart_is_listed() -> None:
+    words = words_in(prose_of(ROOT / "docs/reload.md"))
+    assert {key for key in NEEDS_RESTART if key not in words} == set()
 
 
 def test_modules_that_are_mentioned_exist() -> None:

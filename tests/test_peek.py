@@ -228,6 +228,10 @@ def test_what_is_no_json_is_refused(body: bytes) -> None:
     assert refused(body).code is Code.INVALID_JSON
 
 
+def test_an_empty_body_is_called_so() -> None:
+    assert refused(b" \r\n").message == "The request body is empty."
+
+
 @pytest.mark.parametrize("body", [b"null", b"true", b"1", b'"model"', b"[]", b'[{"model":"m"}]', b" [1] "])
 def test_what_is_no_object_is_refused(body: bytes) -> None:
     error = refused(body)

@@ -38,6 +38,7 @@ def check(walk: Walk, config: Table) -> None:
     for index, tenant in enumerate(tenants):
         _tenant(walk, tenant, item_at("tenant", index, tenant), served, owners)
     _names(walk, "engine", engines)
+    _one_table_each(walk, engines)
     _names(walk, "tenant", tenants)
     _names(walk, "route", routes, "model")
 
@@ -51,6 +52,31 @@ def _names(walk: Walk, kind: str, tables: list[Table], key: str = "name") -> Non
             at = item_at(kind, index, table)
             walk.fault(f"{at}.{key}", f"{kind}[{first_with[name]}] has this {key} already")
         first_with.setdefault(name, index)
+
+
+def _one_table_each(walk: Walk, engines: list[Table]) -> None:
+    """Two tables for one engine would count its slots twice, and give it what it can't hold."""
+    first_at: dict[Any, int] = {}
+    for index, engine in enumerate(engines):
+        if (url := engine.get("url")) is None:
+            continue
+        address = _address(url)
+        if address in first_at:
+            walk.fault(
+                f"{item_at('engine', index, engine)}.url",
+                f"engine[{first_at[address]}] is at this address already, and each would use its own slots",
+                "one table for each engine, with all that it serves in its models",
+            )
+        first_at.setdefault(address, index)
+
+
+def _address(url: str) -> Any:
+    """Return where an engine is, the same for each way to write it."""
+    if url.startswith("unix:"):
+        return url
+    split = urlsplit(url)
+    host = "127.0.0.1" if split.hostname == "localhost" else split.hostname
+    return split.scheme, host, _port(split), split.path.rstrip("/")
 
 
 def _tenant(walk: Walk, tenant: Table, at: str, served: set[str], owners: dict[str, str]) -> None:

@@ -99,7 +99,8 @@ class Walk:
                 noun = "a finite number"
             elif above:
                 limit = f"of at most {info.le}"
-        return self.fault(at, f"expected {noun} {limit}, got {got(value)}")
+        hint = "written without quotes and unit" if isinstance(value, str) and value[:1].isdigit() else ""
+        return self.fault(at, f"expected {noun} {limit}, got {got(value)}", hint)
 
     def _literal(self, info: ins.LiteralType, value: object, at: str) -> Any:
         words = [str(word) for word in info.values]

@@ -41,6 +41,8 @@ class Demo:
         self.engine: Child | None = None
         self.gateway: Child | None = None
         self.traffic: Child | None = None
+        self.serves = False
+        """Whether the gateway was ready."""
 
     def run(self) -> int:
         """Until Ctrl-C or a failure; the exit status."""
@@ -79,6 +81,7 @@ class Demo:
             f"Starting the gateway (ports {self.plan.api.port} and {self.plan.admin.port})"
         ) as tell:
             self.wait_for(f"http://{self.plan.admin.reachable}/readyz", GATEWAY_SECONDS, self.gateway, tell)
+        self.serves = True
 
     def start_traffic(self) -> None:
         """Send clients, if that is wanted; they end by themselves."""
@@ -110,13 +113,18 @@ class Demo:
             raise engine_died(self.engine)
         if self.gateway and self.gateway.poll() is not None:
             raise gateway_ended(self.gateway)
+        if self.traffic and self.traffic.poll() is not None:
+            self.traffic = None
+            print("The clients are done; the engine and the gateway go on.", flush=True)
 
     def stop(self) -> int:
         """The gateway first, then the engine it may still need. 0, unless the gateway ended badly."""
         status = 0
         if self.traffic:
             self.traffic.signal(signal.SIGTERM)
-        if self.gateway and self.gateway.poll() is None:
+        if self.gateway and not self.serves:
+            self.end(self.gateway, DRAIN_MARGIN_SECONDS)  # It may not have got to minding signals.
+        elif self.gateway and self.gateway.poll() is None:
             seconds = f"{self.plan.drain_seconds:g} s"
             print(f"\nStopping the gateway: streams have {seconds} to end. Ctrl-C again: now.", flush=True)
             self.end(self.gateway, self.plan.drain_seconds + DRAIN_MARGIN_SECONDS)

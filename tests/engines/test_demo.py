@@ -93,6 +93,19 @@ async def test_it_runs_clients_come_and_go_and_ctrl_c_ends_all(tmp_path: Path) -
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("during", ["Loading", "Starting the gateway"])
+async def test_ctrl_c_while_it_starts_ends_it_as_well(during: str, tmp_path: Path) -> None:
+    async with demo(tmp_path) as (process, (_, _, engine)):
+        while during not in (tmp_path / "out").read_text():  # noqa: ASYNC110 - it is another process's
+            await trio.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+        assert await gone(engine)
+    said = (tmp_path / "out").read_text()
+    assert "cleanly" not in said
+    assert "Traceback" not in said
+
+
 async def test_a_port_that_is_taken_is_named_with_who_has_it(tmp_path: Path) -> None:
     listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
     taken = listener.socket.getsockname()[1]

@@ -83,6 +83,7 @@ async def test_what_it_would_do_is_said_and_not_done() -> None:
             'engine "engine".api_key: changed (********)',
         ]
         assert b"sk-secret" not in answer.body
+        assert "down" not in answer.json, "it has asked no engine"
         assert (await gateway.ledger())["engines"]["engine"]["slots"] == 4
         await gateway.admin("/admin/reload?dry_run=0", "POST")
         assert (await gateway.ledger())["engines"]["engine"]["slots"] == 3
