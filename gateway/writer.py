@@ -115,7 +115,8 @@ async def _next(client: Writer, response: Response, heartbeat_seconds: float) ->
     while heartbeat_seconds < inf:
         with trio.move_on_after(heartbeat_seconds):
             return await response.spool.get()
-        if response.tail.at_boundary:
+        # What has come in this very turn is in the spool: the boundary is behind it, not where the client is.
+        if response.spool.empty and response.tail.at_boundary:
             await client.send(_HEARTBEAT)
     return await response.spool.get()
 

@@ -124,8 +124,10 @@ class Handover:
             with trio.move_on_after(WORD_SECONDS):
                 if (word := await line.hear()) is None or word.get("takes") != 1:
                     return None
-                names, sockets = zip(*self._sockets, strict=True)
-                await line.say({"sockets": names}, sockets)
+                # There may be none left: it was another one's wish, who is gone.
+                await line.say(
+                    {"sockets": [name for name, _ in self._sockets]}, [s for _, s in self._sockets]
+                )
                 # It keeps free from its beginning what we may use.
                 await line.say({"keeps": self._keeps()})
             while (word := await line.hear()) is not None:

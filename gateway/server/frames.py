@@ -55,6 +55,12 @@ class Frames(h2.connection.H2Connection):
 
     cost = 0.0
 
+    begun = 0
+    """The last stream that was begun, which is what each GOAWAY names (RFC 9113, 6.8): a client may try all
+    after it again. h2 knows only the last that has come."""
+
+    _told = False
+
     def __init__(self, *, most_streams: int, most_head_bytes: int) -> None:
         super().__init__(h2.config.H2Configuration(client_side=False, header_encoding=None))
         codes = h2.settings.SettingCodes
@@ -104,12 +110,22 @@ class Frames(h2.connection.H2Connection):
         self.outbound_flow_control_window -= size
         return _DATA_HEAD.pack(size >> 8, size & 0xFF, 0, 0, stream_id)
 
-    def say_goaway(self, last: int) -> None:
-        """Say that no stream after ``last`` is begun. With h2's own way of saying it nothing could follow."""
-        self._prepare_for_sending([GoAwayFrame(0, last_stream_id=last)])
+    def say_goaway(self) -> None:
+        """Say that nothing more is begun. With h2's own way of saying it nothing could follow."""
+        self._told = True
+        self._prepare_for_sending([GoAwayFrame(0, last_stream_id=self.begun)])
+
+    def close_connection(self, error_code: int = 0, *_: Any, **__: Any) -> None:
+        """Say GOAWAY; nothing may follow. Raises ProtocolError when it is closed already."""
+        super().close_connection(error_code, last_stream_id=self.begun)
+
+    def _terminate_connection(self, error_code: Any) -> None:
+        self.close_connection(error_code)
 
     def _receive_frame(self, frame: Any) -> list[h2.events.Event]:
         self.cost += _cost(frame)
+        if self._told and isinstance(frame, GoAwayFrame) and not frame.error_code:
+            return []  # It answers ours, as Node's does, and waits for the streams that it has.
         if isinstance(frame, PriorityFrame):
             return []  # Deprecated (RFC 9113, 5.3), and we never looked at it.
         try:

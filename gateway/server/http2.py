@@ -138,7 +138,7 @@ class Http2(H2Protocol):
         elif isinstance(event, h2.events.WindowUpdated | h2.events.RemoteSettingsChanged):
             self._sending.go_on(getattr(event, "stream_id", None) or 0)
         elif isinstance(event, h2.events.PingAckReceived):
-            self.pings.answer()
+            self.connection.cost -= self.pings.answer()
         elif isinstance(event, h2.events.ConnectionTerminated):
             await self._close_after_flush()
 
@@ -191,7 +191,7 @@ class Http2(H2Protocol):
         stream = HttpStream(self, stream_id, abort=abort, body_taken=body_taken)
         stream.send_now = partial(self._send_now, stream_id)
         stream.settled = lambda: self._sending.settled(stream_id, lambda: self._lives(stream_id))
-        self.streams[stream_id] = stream
+        self.streams[stream_id], self.connection.begun = stream, stream_id
         stream.start(head, self._fault)
 
     async def stream_send(self, event: Any) -> None:

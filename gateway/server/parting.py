@@ -20,11 +20,14 @@ from gateway.server.frames import Frames
 from gateway.server.pings import Pings
 from gateway.server.shared import Context
 
-READ_SECONDS = 1.0
-"""How long such a moment is waited for."""
-
 QUIET_SECONDS = 0.05
-"""Who has begun no stream for so long isn't about to send one."""
+"""Who has begun no stream for so long, and for two round trips, isn't about to send one."""
+
+READ_SECONDS = 1.0
+"""How long such a moment is waited for, besides the time that pings are on their way."""
+
+_MOST_SECONDS = 10.0
+"""How long it is waited for however far away the client is."""
 
 
 class Parting:
@@ -34,21 +37,19 @@ class Parting:
         self._connection = connection
         self._pings = pings
         self._ends = False
+        self._begins_nothing = False
         self._context: Context = context
         self._held: set[int] = set()
         self._unfinished: set[int] = set()
-        self.last: int | None = None
-        """The last stream that was begun, once it is known: what GOAWAY names."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     def keeps_back(self, stream_id: int, *, beside_others: bool) -> bool:
         """Say whether a new stream isn't to be begun, nor anything said of it."""
-        if self.last is None:
-            if not (self._context.holding and beside_others):
-                return False
-            self.last = stream_id - 2  # Clients' streams have odd numbers.
+        if not (self._begins_nothing or (self._context.holding and beside_others)):
+            return False
+        self._begins_nothing = True
         self._held.add(stream_id)
         self._unfinished.add(stream_id)
         return True
@@ -64,12 +65,12 @@ class Parting:
 
     def go_away(self) -> None:
         """Say GOAWAY, and let the streams that were begun come to their ends."""
-        self._begin_nothing()
-        self._connection.say_goaway(self.last or 0)
+        self._begins_nothing = True
+        self._connection.say_goaway()
 
     def ends(self) -> bool:
         """No stream is open, and from now on none is begun: say whether that is new."""
-        self._begin_nothing()
+        self._begins_nothing = True
         before, self._ends = self._ends, True
         return not before
 
@@ -80,17 +81,28 @@ class Parting:
         of the waiting streams' tasks reads at a time, in turn: one that gets its turn after the GOAWAY
         has lost what was read for it before, so there is a ping for each of them.
         """
-        with trio.move_on_after(READ_SECONDS):
-            quiet = False
-            while not (quiet or self._context.terminated.is_set()):
-                last = self._connection.highest_inbound_stream_id
-                await trio.sleep(QUIET_SECONDS)
-                for _ in range(len(self._held) + 1):
-                    await self._pings.ask().wait()
-                quiet = last == self._connection.highest_inbound_stream_id and not self._unfinished
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._until_the_end, nursery.cancel_scope)
+            await self._quiet_moment()
+            nursery.cancel_scope.cancel()
         with suppress(h2.exceptions.ProtocolError):
-            self._connection.close_connection(last_stream_id=self.last)
+            self._connection.close_connection()
 
-    def _begin_nothing(self) -> None:
-        if self.last is None:
-            self.last = self._connection.highest_inbound_stream_id
+    async def _until_the_end(self, waiting: trio.CancelScope) -> None:
+        await self._context.terminated.wait()
+        waiting.cancel()
+
+    async def _quiet_moment(self) -> None:
+        with trio.move_on_after(READ_SECONDS) as patience:
+            since = trio.current_time()
+            await self._pings.ask().wait()
+            round_trip = trio.current_time() - since
+            patience.deadline += min(_MOST_SECONDS, 4 * round_trip)
+            last = 0
+            while last != self._connection.highest_inbound_stream_id or self._unfinished:
+                last = self._connection.highest_inbound_stream_id
+                await trio.sleep(max(QUIET_SECONDS, 2 * round_trip))
+                if last == self._connection.highest_inbound_stream_id and not self._unfinished:
+                    patience.deadline += min(_MOST_SECONDS, 3 * round_trip * len(self._held))
+                    for _ in range(len(self._held) + 1):
+                        await self._pings.ask().wait()

@@ -40,7 +40,9 @@ class Pings:
         with trio.move_on_after(seconds):
             await self.ask().wait()
 
-    def answer(self) -> None:
-        """Take an answer."""
+    def answer(self) -> bool:
+        """Take an answer; say whether it was asked for."""
         if self._unanswered:
             self._unanswered.popleft().set()
+            return True
+        return False
