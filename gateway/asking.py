@@ -70,6 +70,17 @@ async def ask_load(engine: Engine, path: str | None = None) -> LoadAnswer:
     return LoadAnswer(problem=problem)
 
 
+async def ask_capacity(engine: Engine) -> int | None:
+    """Ask an engine how many sequences it runs at once; None if it doesn't say. Waits as long as it takes."""
+    if not engine.profile.capacity_path:
+        return None
+    try:
+        status, body = await ask(engine, Ask(engine.profile.capacity_path))
+    except GatewayError:
+        return None
+    return engine.profile.capacity(body) if status == 200 else None
+
+
 class _Listed(msgspec.Struct):
     id: str
 

@@ -9,7 +9,7 @@ import msgspec
 import trio
 
 from gateway import config
-from gateway.asking import EngineModels, LoadAnswer, ask, ask_load, ask_models
+from gateway.asking import EngineModels, LoadAnswer, ask, ask_capacity, ask_load, ask_models
 from gateway.engine import Engine
 from gateway.errors import GatewayError
 from gateway.profiles import Ask
@@ -124,6 +124,14 @@ async def _ask(engine: Engine, answers: dict[str, bool], said: list[str]) -> Non
     said.append(f"answers in {took:.0f} ms, serves {', '.join(found.names) or 'no models'}")
     if engine.settings.reclaim != "off":
         said.append(await _whether_it_can_be_asked(engine))
+    capacity = None
+    with trio.move_on_after(_ASK_SECONDS):
+        capacity = await ask_capacity(engine)
+    if capacity is not None and capacity < engine.settings.slots:
+        said.append(
+            f"says that it runs {capacity} at once, and slots = {engine.settings.slots}: what is more waits"
+            " inside it"
+        )
     missing = (
         []
         if engine.serves_any or engine.learns

@@ -18,7 +18,7 @@ import trio
 
 import gateway
 from gateway import check, config, demo, keys, logs, notify, process, service, size, usagereport
-from gateway.config.formats import check_name
+from gateway.config.formats import check_name, stays_here
 from gateway.handover import HandoverError
 from gateway.server import BindError, UnknownHypercornError, check_hypercorn
 
@@ -115,6 +115,10 @@ def _tenant_name(text: str) -> str:
     return text
 
 
+def _reached_from_elsewhere(settings: config.Config) -> list[str]:
+    return [address for address in settings.server.listen if stays_here(address) is False]
+
+
 async def _serve(settings: config.Config, file: str) -> int:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
@@ -126,6 +130,11 @@ async def _serve(settings: config.Config, file: str) -> int:
                 return _explain(error, file)
             process.leave_collector_little()
             log.info("ready", listen=running.listen, admin=running.admin)
+            if not settings.tenant and (everybody := _reached_from_elsewhere(settings)):
+                log.warning(
+                    "no tenants are configured: whoever reaches these addresses may use every model",
+                    listen=everybody,
+                )
             manager = notify.Notifier(running.summary)
             manager.ready()
             nursery.start_soon(manager.watchdog)

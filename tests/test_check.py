@@ -67,6 +67,19 @@ async def test_model_that_the_engine_does_not_list_is_told(
     assert lines[1] == 'engine "e0" (vllm, http://e): doesn\'t list gone, lost, named in its models'
 
 
+@pytest.mark.parametrize(("says", "more"), [(1, True), (2, False), (None, False)])
+async def test_fewer_slots_than_it_is_to_have_are_told(
+    says: int | None, more: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def capacity(_engine: Any) -> int | None:
+        return says
+
+    monkeypatch.setattr(check, "ask_capacity", capacity)
+    code, lines = await checked(monkeypatch, capsys, lists("m"), slots=2)
+    told = "says that it runs 1 at once, and slots = 2: what is more waits inside it"
+    assert (code, f'engine "e0" (vllm, http://e): {told}' in lines) == (0, more)
+
+
 async def test_engine_that_takes_any_misses_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

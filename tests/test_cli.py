@@ -169,6 +169,24 @@ def test_signal_drains_and_ends_well(
     assert log.events == ["ready"]
 
 
+@pytest.mark.parametrize(
+    ("listen", "more", "told"),
+    [
+        ("0.0.0.0:0", "", True),
+        ("0.0.0.0:0", f'[[tenant]]\nname = "t"\nkeys = ["sha256:{64 * "0"}"]\n', False),
+        ("127.0.0.1:0", "", False),
+    ],
+)
+def test_an_address_that_is_open_to_all_is_told(
+    listen: str, more: str, told: bool, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(signal.SIGTERM)
+    monkeypatch.setattr(cli, "log", log)
+    assert main(["serve", "--config", write(listen=listen, more=more)]) == 0
+    warning = "no tenants are configured: whoever reaches these addresses may use every model"
+    assert log.events == ["ready", *([warning] if told else [])]
+
+
 def test_second_signal_ends_it_now(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(signal.SIGTERM, signal.SIGINT)
     monkeypatch.setattr(cli, "log", log)

@@ -132,6 +132,20 @@ def test_sglang_is_told_one_by_one() -> None:
     assert told("sglang", "/abort_request", Work("/v1/messages", "d")) == []
 
 
+@pytest.mark.parametrize(
+    ("body", "capacity"),
+    [
+        (b'{"default_generation_settings":{},"total_slots":4}', 4),
+        (b'{"total_slots":"4"}', None),
+        (b"{}", None),
+        (b"\xff", None),
+    ],
+)
+def test_llamacpp_says_how_many_slots_it_has(body: bytes, capacity: int | None) -> None:
+    profile = PROFILES["llamacpp"]
+    assert (profile.capacity_path, profile.capacity(body)) == ("/props", capacity)
+
+
 @pytest.mark.parametrize("kind", ["llamacpp", "ollama", "openai"])
 def test_others_are_told_nothing(kind: Kind) -> None:
     assert not PROFILES[kind].abort_paths

@@ -122,6 +122,8 @@ class Profile:
     """Pages that say what it is doing, asked in this order until one does; none: it can't be asked."""
     hint: ClassVar[str] = ""
     """What an operator can do if none of them says it."""
+    capacity_path: ClassVar[str] = ""
+    """A page that says how many sequences it runs at once; empty: it doesn't say."""
     tells_usage: ClassVar[AskUsage] = "no"
     """Where it can be had to tell its usage in a stream without changing the rest of it: at its end or in
     each chunk."""
@@ -145,6 +147,10 @@ class Profile:
 
     def load(self, path: str, body: bytes) -> Load | None:
         """Read the answer of one of ``load_paths``; None if it doesn't say what the engine is doing."""
+        return None
+
+    def capacity(self, body: bytes) -> int | None:
+        """Read how many sequences it runs at once from what ``capacity_path`` answers; None: not said."""
         return None
 
     def aborts(self, path: str, works: Sequence[Work]) -> Sequence[Ask]:

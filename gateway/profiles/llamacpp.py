@@ -26,6 +26,10 @@ class _SlotState(msgspec.Struct):
     is_processing: bool
 
 
+class _Props(msgspec.Struct):
+    total_slots: int
+
+
 _METRICS = Samples("llamacpp:requests_processing", "llamacpp:requests_deferred", "llamacpp:n_decode_total")
 
 
@@ -39,6 +43,7 @@ class LlamaCpp(Profile):
     rewrites = frozenset(_GENERATING_PATHS)
     health_path = "/health"
     load_paths: ClassVar[tuple[str, ...]] = ("/metrics", "/slots")
+    capacity_path = "/props"
     hint = "run llama-server with --metrics"
     looks = Looks(decode=0.1, prefill=1.2, confirm=0.1, busy=1.2, slowest=5.0, uncounted=0.1, ghost=5.0)
 
@@ -69,6 +74,13 @@ class LlamaCpp(Profile):
             "llamacpp:requests_deferred",
             "llamacpp:n_decode_total",
         )
+
+    def capacity(self, body: bytes) -> int | None:
+        """Read ``total_slots``: its ``--parallel``."""
+        try:
+            return msgspec.json.decode(body, type=_Props).total_slots
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
 
 
 def _may_be_several(fields: Mapping[str, bytes]) -> bool:
