@@ -165,8 +165,9 @@ def _error_object(api: Api, error: GatewayError) -> dict[str, object]:
 
 def unknown_path(path: str, known_paths: Iterable[str]) -> GatewayError:
     """Build the 404 for a path that isn't one of ``known_paths``."""
-    known = ", ".join(sorted(known_paths))
-    return GatewayError(
-        Code.NOT_FOUND,
-        f"There is no {path[:200]} here. POST to one of {known}; GET {MODELS_PATH} lists the models.",
-    )
+    known = sorted(known_paths)
+    others = f"POST to one of {', '.join(known)}; GET {MODELS_PATH} lists the models."
+    # A base URL without /v1, or with one too many: OpenAI's clients want it, Anthropic's add their own.
+    meant = {"/v1" + path, path.removeprefix("/v1")} & {*known, MODELS_PATH}
+    hint = f"Is {meant.pop()} meant, with another base URL? " if meant else ""
+    return GatewayError(Code.NOT_FOUND, f"There is no {path[:200]} here. {hint}{others}")

@@ -81,6 +81,22 @@ def test_every_path_has_an_api_whose_errors_it_gets(path: str, api: Api) -> None
     assert path not in ROUTES or ROUTES[path].api is api
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/models", "/v1/models"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/chat", None),
+        ("/v1/v1/v1/messages", None),
+    ],
+)
+def test_a_base_url_with_too_much_or_too_little_is_guessed(path: str, meant: str | None) -> None:
+    message = unknown_path(path, {"/v1/chat/completions", "/v1/messages"}).message
+    assert (f" Is {meant} meant, with another base URL? " in message) == (meant is not None)
+    assert ("meant" in message) == (meant is not None)
+
+
 def test_an_unknown_path_is_told_the_known_ones_and_no_more_than_its_beginning() -> None:
     error = unknown_path("/api/delete" + "x" * 1000, {"/v1/completions", "/api/chat"})
     assert error.code is Code.NOT_FOUND
