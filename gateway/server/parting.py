@@ -97,12 +97,19 @@ class Parting:
             since = trio.current_time()
             await self._pings.ask().wait()
             round_trip = trio.current_time() - since
-            patience.deadline += min(_MOST_SECONDS, 4 * round_trip)
-            last = 0
-            while last != self._connection.highest_inbound_stream_id or self._unfinished:
+            quiet = max(QUIET_SECONDS, 2 * round_trip)
+            patience.deadline += min(_MOST_SECONDS, 8 * round_trip)
+            while True:
                 last = self._connection.highest_inbound_stream_id
-                await trio.sleep(max(QUIET_SECONDS, 2 * round_trip))
-                if last == self._connection.highest_inbound_stream_id and not self._unfinished:
-                    patience.deadline += min(_MOST_SECONDS, 3 * round_trip * len(self._held))
+                await trio.sleep(quiet)
+                if self._nothing_came(last):
+                    patience.deadline += min(_MOST_SECONDS, quiet + 3 * round_trip * len(self._held))
                     for _ in range(len(self._held) + 1):
                         await self._pings.ask().wait()
+                    # One whose answer's end was among what has been read may be about to ask again.
+                    await trio.sleep(quiet)
+                    if self._nothing_came(last):
+                        return
+
+    def _nothing_came(self, last: int) -> bool:
+        return last == self._connection.highest_inbound_stream_id and not self._unfinished
