@@ -119,9 +119,9 @@ class SseTail(Tail):
             self.content_seen = True
         if self._named or self.done:
             return
-        ends = [found for hint in self._hints if (found := self._marker_with(hint, window))]
-        if ends:
-            found = min(ends, key=re.Match.start)
+        markers = [found for hint in self._hints if (found := self._marker_with(hint, window))]
+        if markers:
+            found = min(markers, key=re.Match.start)
             self._named = b"event:" in found.group()
             self.done = not self._named or _EVENT_END.search(window, found.end() - 1) is not None
 

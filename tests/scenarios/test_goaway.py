@@ -17,7 +17,7 @@ from tests.support.routes import CHAT
 from tests.support.scripted import ScriptedEngine
 from tests.support.scripts import Stream
 from tests.wire import frames as f
-from tests.wire.raw2 import raw2
+from tests.wire.raw2 import Raw2, raw2
 
 BODY = json.dumps(CHAT.payload(stream=True)).encode()
 
@@ -30,12 +30,17 @@ def held(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     return event
 
 
+async def begin(client: Raw2) -> None:
+    """A stream of which something has come."""
+    await client.send(f.post(1, BODY))
+    await client.until(lambda: bool(client.body(1)))
+
+
 async def test_it_doesnt_name_what_was_never_begun() -> None:
     """A client that leaves its one stream and asks again in the same breath may ask elsewhere."""
     engine = ScriptedEngine(Stream(tokens=5, pause_after=2, until=trio.Event()))
     async with running_gateway(engine, server={"drain_seconds": 5}) as gateway, raw2(gateway.url) as client:
-        await client.send(f.post(1, BODY))
-        await client.until(lambda: bool(client.body(1)))
+        await begin(client)
         gateway.service.drain()
         await client.answered()
         await client.send(f.reset(1) + f.post(3, BODY))
@@ -49,8 +54,7 @@ async def test_it_doesnt_name_what_was_never_begun() -> None:
 async def test_a_connections_fault_doesnt_name_it_either(tmp_path: Path, held: trio.Event) -> None:
     engine = ScriptedEngine(Stream(tokens=5, pause_after=2, until=trio.Event()))
     async with successive(tmp_path, engine, drain_seconds=4) as gateways, raw2(gateways.url) as client:
-        await client.send(f.post(1, BODY))
-        await client.until(lambda: bool(client.body(1)))
+        await begin(client)
         await gateways.start()
         await held.wait()
         await client.send(f.post(3, BODY) + f.frame(f.PING, 0, 0, b"too short"))
@@ -63,8 +67,7 @@ async def test_who_answers_our_goaway_with_his_own_keeps_his_streams(tmp_path: P
     go = trio.Event()
     engine = ScriptedEngine(Stream(tokens=5, pause_after=2, until=go))
     async with successive(tmp_path, engine, drain_seconds=2) as gateways, raw2(gateways.url) as client:
-        await client.send(f.post(1, BODY))
-        await client.until(lambda: bool(client.body(1)))
+        await begin(client)
         await gateways.start()
         await client.until(lambda: client.goaway is not None)
         await client.send(f.goaway())
@@ -85,8 +88,7 @@ async def test_answers_to_our_own_pings_are_no_flood(
     go = trio.Event()
     engine = ScriptedEngine(Stream(tokens=5, pause_after=2, until=go))
     async with successive(tmp_path, engine, drain_seconds=4) as gateways, raw2(gateways.url) as client:
-        await client.send(f.post(1, BODY))
-        await client.until(lambda: bool(client.body(1)))
+        await begin(client)
         await gateways.start()
         await held.wait()
         await client.send(b"".join(f.post(number, BODY) for number in range(3, 123, 2)))

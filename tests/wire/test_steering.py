@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import structlog
-import trio
 
 from tests.support.gateway import Gateway, running_gateway
 from tests.support.http1 import Truncated, http1, request_bytes
@@ -273,6 +272,5 @@ async def test_a_connection_that_is_refused_mid_head_doesn_t_name_what_it_said(
             )
             assert (await client.answer()).status == 400
             assert await client.eof() == b""
-            await trio.sleep(0.05)
             told = await everything_told(gateway)
     assert KEY not in told + str(lines) + "".join(capfd.readouterr())
