@@ -12,13 +12,12 @@ import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from ipaddress import ip_address
-from typing import Any
 
 import httpx
 import trio
 
 from gateway.arrivals import Arrivals
-from gateway.encoding import encoded
+from gateway.encoding import encoded_request
 from gateway.reply import Reply
 
 READ_BYTES = 64 * 1024
@@ -60,23 +59,29 @@ class DirectTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request; return when the response's head is there."""
-        trace = request.extensions.get("trace", _no_trace)
-        pieces = await encoded(request)
-        connection = self._take_idle()
-        if connection is None:
-            connection = await self._connect(request.extensions.get("timeout", {}).get("connect"))
-            await trace("connection.connect_tcp.complete", {"return_value": None})
-        await trace("http11.send_request_headers.started", {})
+        seconds = request.extensions.get("timeout", {}).get("connect")
+        body = await self.call(await encoded_request(request), seconds)
+        return httpx.Response(body.status, headers=body.headers, stream=body, request=request)
+
+    async def call(
+        self, pieces: list[bytes], connect_seconds: float | None, connected: Callable[[bool], object] = bool
+    ) -> Body:
+        """Send a request, written down by :mod:`gateway.encoding`; return when the response's head is there.
+
+        It is the way past httpx's objects, which take their time. ``connected`` is told before the first
+        byte is written whether the connection is a new one. The list of pieces is emptied.
+        """
+        kept = self._take_idle()
+        connection = kept or await self._connect(connect_seconds)
+        connected(kept is None)
         try:
             await connection.send(pieces)
-            await connection.head()
-        finally:
-            if not connection.reply.head_complete:
-                connection.close()
-        reply = connection.reply
-        return httpx.Response(
-            reply.status, headers=reply.headers, stream=Body(self, connection), request=request
-        )
+            while not connection.reply.head_complete:
+                await connection.feed()
+        except BaseException:
+            connection.close()
+            raise
+        return Body(self, connection)
 
     async def aclose(self) -> None:
         """Close the idle connections, and from now on each as its response is over."""
@@ -198,11 +203,6 @@ class _Connection:
         except OSError:
             return False
 
-    async def head(self) -> None:
-        """Read until the response's head is complete."""
-        while not self.reply.head_complete:
-            await self.feed()
-
     @property
     def descriptor(self) -> int:
         """Number of the socket."""
@@ -228,16 +228,23 @@ class _Connection:
 
 
 class Body(httpx.AsyncByteStream):
-    """The response's body: each step is all that one read brought."""
+    """The response, its head there: each step of its body is all that one read brought."""
 
     def __init__(self, transport: DirectTransport, connection: _Connection) -> None:
         self._transport = transport
         self._connection: _Connection | None = connection
+        self.status, self.headers = connection.reply.status, connection.reply.headers
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
 
     async def __anext__(self) -> bytes:
+        if data := await self.read():
+            return data
+        raise StopAsyncIteration
+
+    async def read(self) -> bytes:
+        """Return all that one read brought, ``b""`` at the end. Raises what httpx's streams raise."""
         connection = self._connection
         while connection is not None:
             if data := connection.reply.take():
@@ -245,7 +252,7 @@ class Body(httpx.AsyncByteStream):
             if self._is_over(connection):
                 break
             await connection.feed()
-        raise StopAsyncIteration
+        return b""
 
     async def relay(self, take: Callable[[bytes], int], most: int) -> bool:
         """See :meth:`gateway.engine.Answer.relay`. Raises what httpx's streams raise."""
@@ -288,6 +295,3 @@ class Body(httpx.AsyncByteStream):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-async def _no_trace(_name: str, _info: dict[str, Any]) -> None: ...

@@ -1,4 +1,4 @@
-"""Writing an httpx request down as HTTP/1.1 (RFC 9112, 2 and 3)."""
+"""Writing a request down as HTTP/1.1 (RFC 9112, 2 and 3)."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import re
 
 import httpx
 
-_NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
-_TARGET = re.compile(rb"[\x21-\x7e\x80-\xff]+")
-_NOT_IN_VALUES = re.compile(rb"[\x00\r\n]")
-"""RFC 9110, 5.1 and 5.5. A client's field that came over HTTP/2 may hold what HTTP/1.1 can't say."""
+from gateway.headers import Fields, field_lines
 
+_TARGET = re.compile(rb"[\x21-\x7e\x80-\xff]+")
 
 LARGE_BYTES = 64 * 1024
 """A body of this size isn't copied behind its head."""
 
 
-async def encoded(request: httpx.Request) -> list[bytes]:
-    """Write the request down in as few pieces as that makes sense.
+def encoded(method: bytes, target: bytes, headers: Fields, body: bytes) -> list[bytes]:
+    """Write a request down in as few pieces as that makes sense.
 
     What can't be said in HTTP/1.1 raises httpx.LocalProtocolError.
     """
-    target = request.extensions.get("target") or request.url.raw_path
     if not _TARGET.fullmatch(target):
         raise httpx.LocalProtocolError("illegal request target")
-    head = [request.method.encode("ascii"), b" ", target, b" HTTP/1.1\r\n"]
-    for name, value in request.headers.raw:
-        if not _NAME.fullmatch(name) or _NOT_IN_VALUES.search(value):
-            raise httpx.LocalProtocolError("illegal header field")
-        head += (name, b": ", value, b"\r\n")
-    head.append(b"\r\n")
+    try:
+        lines = field_lines(headers)
+    except ValueError:
+        raise httpx.LocalProtocolError("illegal header field") from None
+    head = b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, lines)
+    return [head + body] if len(body) < LARGE_BYTES else [head, body]
+
+
+async def encoded_request(request: httpx.Request) -> list[bytes]:
+    """Write down a request of httpx's. Raises httpx.LocalProtocolError."""
     assert isinstance(request.stream, httpx.AsyncByteStream)
-    pieces = [piece async for piece in request.stream]
-    if sum(map(len, pieces)) < LARGE_BYTES:
-        return [b"".join(head + pieces)]
-    return [b"".join(head), *pieces]
+    body = b"".join([piece async for piece in request.stream])
+    target = request.extensions.get("target") or request.url.raw_path
+    return encoded(request.method.encode("ascii"), target, request.headers.raw, body)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from gateway.words import RawHeaders
 
@@ -35,8 +36,13 @@ _FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-p
 CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key", b"cookie"})
 _NOT_DOWN = HOP_BY_HOP | {b"x-request-id", b"x-gateway-model"}
 """Not sent to clients as they came: these two are for us to say."""
+_NOT_DOWN_OF_STREAMS = _NOT_DOWN | {b"cache-control", b"x-accel-buffering", b"content-length"}
 
 _CALLER_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+_NAMES = re.compile(rb"(?:[-!#$%&'*+.^_`|~0-9A-Za-z]+\n)*")
+_NOT_IN_VALUES = re.compile(rb"[\x00\r\n]")
+"""RFC 9110, 5.1 and 5.5. A client's field that came over HTTP/2 may hold what HTTP/1.1 can't say."""
 
 Fields = Sequence[tuple[bytes, bytes]]
 
@@ -49,7 +55,7 @@ class Caller:
     scheme: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EnginePolicy:
     """What an engine's requests carry: its ``Host``, key and fixed fields, and what it never gets."""
 
@@ -58,6 +64,18 @@ class EnginePolicy:
     fixed: tuple[tuple[bytes, bytes], ...] = ()
     withheld: frozenset[bytes] = frozenset()
 
+    @cached_property
+    def removed(self) -> frozenset[bytes]:
+        """The fields that don't go up as a client sent them: its credentials too, if the engine has a key."""
+        fixed = {name.lower() for name, _ in self.fixed}
+        return (
+            _NOT_UP
+            | _FORWARDED
+            | self.withheld
+            | fixed
+            | (CREDENTIALS if self.api_key is not None else set())
+        )
+
 
 def find(headers: Fields, name: bytes) -> bytes | None:
     """Return the first value of the field ``name`` (lower case), or None."""
@@ -65,6 +83,21 @@ def find(headers: Fields, name: bytes) -> bytes | None:
         if key.lower() == name:
             return value
     return None
+
+
+def field_lines(headers: Fields) -> bytes:
+    """Write fields as they stand in a head of HTTP/1.1 (RFC 9112, 5).
+
+    Raises ValueError if a reader would see other fields than these.
+
+    >>> field_lines([(b"Server", b"vllm"), (b"X-Empty", b"")])
+    b'Server: vllm\\r\\nX-Empty: \\r\\n'
+    """
+    names = b"".join([name + b"\n" for name, _ in headers])
+    values = b"".join([value for _, value in headers])
+    if names.count(b"\n") != len(headers) or not _NAMES.fullmatch(names) or _NOT_IN_VALUES.search(values):
+        raise ValueError("a header field has characters in it that it must not have")
+    return b"".join([b"%b: %b\r\n" % field for field in headers])
 
 
 def caller_id(headers: Fields) -> str | None:
@@ -83,10 +116,9 @@ def to_engine(
 
     A client's own credentials go up only where the engine has no ``api_key``.
     """
-    fixed_names = {name.lower() for name, _ in policy.fixed}
-    removed = _NOT_UP | _FORWARDED | policy.withheld | named_by_connection(headers) | fixed_names
-    if policy.api_key is not None:
-        removed |= CREDENTIALS
+    removed: Collection[bytes] = policy.removed
+    if named := named_by_connection(headers):
+        removed = policy.removed | named
     up: RawHeaders = [(b"Host", policy.host)]
     forwarded_for = host = b""
     for name, value in headers:
@@ -120,11 +152,11 @@ def to_client(headers: Fields, *, request_id: str, event_stream: bool, bodiless:
     isn't its own (RFC 9110, 8.6). An event stream is marked so that nothing on the
     way stores or gathers it (``X-Accel-Buffering`` is nginx's word).
     """
-    removed: Collection[bytes] = _NOT_DOWN | named_by_connection(headers)
+    removed: Collection[bytes] = _NOT_DOWN_OF_STREAMS if event_stream else _NOT_DOWN
     if bodiless:
         removed = {*removed, b"content-length"}
-    if event_stream:
-        removed = {*removed, b"cache-control", b"x-accel-buffering", b"content-length"}
+    if named := named_by_connection(headers):
+        removed = {*removed, *named}
     down = [(name, value) for name, value in headers if name.lower() not in removed]
     if event_stream:
         down += [(b"Cache-Control", b"no-cache"), (b"X-Accel-Buffering", b"no")]
@@ -134,7 +166,7 @@ def to_client(headers: Fields, *, request_id: str, event_stream: bool, bodiless:
 
 def list_size(headers: Fields) -> int:
     """Return the size of header fields as HTTP/2 counts it (RFC 9113, 6.5.2), in bytes."""
-    return sum(len(name) + len(value) + 32 for name, value in headers)
+    return sum([len(name) + len(value) + 32 for name, value in headers])
 
 
 def named_by_connection(headers: Fields) -> frozenset[bytes]:

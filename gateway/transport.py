@@ -7,17 +7,15 @@ given no limit: slots are the limit, and httpcore's own loses connections when w
 requests are cancelled. HTTP/1.1 only: a cancelled HTTP/2 request of httpcore sends no
 reset, and the engine would go on.
 
-Foreign exceptions end here; above are only :class:`gateway.errors.EngineError` s.
+Foreign exceptions end here; above are only :class:`gateway.errors.EngineError` s (:mod:`gateway.failures`).
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from urllib.parse import SplitResult, urlsplit
 
 import httpx
@@ -26,8 +24,9 @@ import trio
 from gateway import config
 from gateway.arrivals import Arrivals
 from gateway.direct import Body, DirectTransport
+from gateway.encoding import encoded
 from gateway.engine import Answer, Call, Engine, relay_each
-from gateway.errors import Code, EngineError, GatewayError
+from gateway.failures import Progress
 from gateway.words import RawHeaders
 
 _KEEPALIVE_EXPIRY_SECONDS = 4.0
@@ -46,10 +45,6 @@ _SOCKET_OPTIONS: list[tuple[int, int, int]] = [
     # What the kernel takes in for a slow reader; left to itself it would be megabytes a stream.
     (socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024),
 ]
-
-_CONNECTED_EVENTS = frozenset({"connection.connect_tcp.complete", "connection.connect_unix_socket.complete"})
-_NO_TLS_EVENT = "connection.start_tls.failed"
-_WRITING_EVENT = "http11.send_request_headers.started"
 
 
 def make_engine(
@@ -85,7 +80,7 @@ def make_engine(
 
 
 class HttpxTransport:
-    """Calls one engine over httpx's HTTP/1.1 transport."""
+    """Calls one engine over a transport of httpx's kind: our own, or httpx's for https."""
 
     def __init__(
         self,
@@ -100,7 +95,7 @@ class HttpxTransport:
         verify: ssl.SSLContext | bool = self.tls or False
         options = _SOCKET_OPTIONS if uds is None else []
 
-        def transport(keepalive: int | None) -> httpx.AsyncBaseTransport:
+        def transport(keepalive: int | None) -> DirectTransport | httpx.AsyncHTTPTransport:
             if url.scheme == "http":
                 return DirectTransport(
                     host=url.hostname or "",
@@ -124,30 +119,35 @@ class HttpxTransport:
         self._kept = transport(None)
         self._fresh = transport(0)
 
-    @asynccontextmanager
-    async def open(self, call: Call) -> AsyncIterator[Answer]:
+    def open(self, call: Call) -> AbstractAsyncContextManager[Answer]:
         """Send ``call``; see :meth:`gateway.engine.Transport.open`."""
-        trace = _Trace(call.connected)
+        return _Opening(self, call)
+
+    async def answer(self, call: Call) -> _Answer:
+        """Send ``call``; return when the response's head is there. Raises GatewayError."""
+        progress = Progress(call.connected)
         transport = self._fresh if call.fresh else self._kept
-        request = httpx.Request(
+        try:
+            if isinstance(transport, httpx.AsyncHTTPTransport):
+                request = self._request(call, progress)
+                del call  # It holds the body, which nobody needs once it is written.
+                return _HttpxAnswer(await transport.handle_async_request(request), progress)
+            pieces = encoded(call.method, call.target, call.headers, call.body)
+            del call
+            body = await transport.call(pieces, self._timeout["connect"], progress.writing)
+            return _DirectAnswer(body, progress)
+        except httpx.TransportError as error:
+            raise progress.failure(error) from None
+
+    def _request(self, call: Call, progress: Progress) -> httpx.Request:
+        return httpx.Request(
             call.method.decode("ascii"),
             self._url,
             headers=call.headers,
             stream=_Body(call.body),
             # The target goes past httpx's URL, which would quote it anew.
-            extensions={"timeout": self._timeout, "trace": trace.event, "target": call.target},
+            extensions={"timeout": self._timeout, "trace": progress.event, "target": call.target},
         )
-        del call  # It holds the body, and this frame lives as long as the answer.
-        try:
-            response = await transport.handle_async_request(request)
-        except httpx.TransportError as error:
-            raise _translated(error, trace) from None
-        answer = _HttpxAnswer(response, trace)
-        del request, response  # Some kilobytes that nobody needs for as long as the answer lasts.
-        try:
-            yield answer
-        finally:
-            await answer.aclose()
 
     def connect_within(self, seconds: float) -> None:
         """Take so long to make a connection; see :meth:`gateway.engine.Transport.connect_within`."""
@@ -175,15 +175,59 @@ class _Body(httpx.AsyncByteStream):
         return data
 
 
+class _Opening:
+    """A call, from its sending to the end of its answer."""
+
+    def __init__(self, transport: HttpxTransport, call: Call) -> None:
+        self._transport = transport
+        self._call = [call]  # Taken out when it is sent.
+        self._answer: _Answer | None = None
+
+    async def __aenter__(self) -> _Answer:
+        self._answer = await self._transport.answer(self._call.pop())
+        return self._answer
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._answer is not None
+        await self._answer.aclose()
+
+
+class _DirectAnswer:
+    """What has come over our own transport."""
+
+    def __init__(self, body: Body, progress: Progress) -> None:
+        self.status, self.headers = body.status, body.headers
+        self._body = body
+        self._progress = progress
+        progress.answered = True
+
+    async def receive(self) -> bytes:
+        try:
+            return await self._body.read()
+        except httpx.TransportError as error:
+            raise self._progress.failure(error) from None
+
+    async def relay(self, take: Callable[[bytes], int], most: int) -> bool:
+        try:
+            return await self._body.relay(take, most)
+        except httpx.TransportError as error:
+            raise self._progress.failure(error) from None
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
+
+
 class _HttpxAnswer:
-    def __init__(self, response: httpx.Response, trace: _Trace) -> None:
+    """What has come over httpx's transport."""
+
+    def __init__(self, response: httpx.Response, progress: Progress) -> None:
         self.status = response.status_code
         self.headers: RawHeaders = response.headers.raw
         assert isinstance(response.stream, httpx.AsyncByteStream)
         self._stream = response.stream
         self._body = response.stream.__aiter__()
-        self._trace = trace
-        trace.answered = True
+        self._progress = progress
+        progress.answered = True
 
     async def receive(self) -> bytes:
         try:
@@ -191,21 +235,14 @@ class _HttpxAnswer:
                 if data:
                     return data
         except httpx.TransportError as error:
-            raise _translated(error, self._trace) from None
+            raise self._progress.failure(error) from None
         return b""
 
     async def relay(self, take: Callable[[bytes], int], most: int) -> bool:
-        if isinstance(self._stream, Body):
-            try:
-                return await self._stream.relay(take, most)
-            except httpx.TransportError as error:
-                raise _translated(error, self._trace) from None
         return await relay_each(self, take)
 
     async def aclose(self) -> None:
         await self._stream.aclose()
-        if isinstance(self._stream, Body):
-            return
         # If the body was cut, httpcore's generators are still suspended in it. Reading on from what is
         # closed ends them here, and not in the garbage collector.
         with trio.CancelScope(shield=True), suppress(httpx.TransportError):
@@ -213,77 +250,4 @@ class _HttpxAnswer:
                 pass
 
 
-class _Trace:
-    """What httpcore tells about the connection of one request."""
-
-    def __init__(self, when_connected: Callable[[], None]) -> None:
-        self._when_connected = when_connected
-        self._socket: Any = None
-        self.new_connection = False
-        self.connected = False
-        self.answered = False
-
-    async def event(self, name: str, info: dict[str, Any]) -> None:
-        if name in _CONNECTED_EVENTS:
-            self.new_connection = True
-            self._socket = info["return_value"]
-        elif name == _NO_TLS_EVENT:
-            # A handshake that is cancelled: httpcore forgets the socket, open as it is.
-            with trio.CancelScope(shield=True):
-                await self._socket.aclose()
-        elif name == _WRITING_EVENT:
-            self.connected = True
-            self._when_connected()
-
-
-def _translated(error: httpx.TransportError, trace: _Trace) -> GatewayError:
-    if isinstance(error, httpx.ConnectTimeout):
-        return EngineError(Code.NO_ENGINE, "The engine didn't take the connection in time.")
-    if isinstance(error, httpx.LocalProtocolError):
-        # A field or target that another server let through (HTTP/2 allows more) can't be said in HTTP/1.1.
-        what = f"The request's head can't be passed on to an engine: {error}."
-        return GatewayError(Code.INVALID_REQUEST, what)
-    return _engine_error(error, trace)
-
-
-def _engine_error(error: httpx.TransportError, trace: _Trace) -> EngineError:
-    reason = _reason(error)
-    if not trace.connected:
-        return _error(Code.NO_ENGINE, "The engine can't be reached", reason, absent=_is_absent(error))
-    if trace.answered:
-        return _error(Code.ENGINE_FAILED, "The engine's answer broke off", reason)
-    broken_off = isinstance(error, httpx.ReadError | httpx.WriteError) or "disconnected" in reason
-    return _error(
-        Code.ENGINE_FAILED,
-        "The engine failed before it answered",
-        reason,
-        stale=broken_off and not trace.new_connection,
-    )
-
-
-def _error(code: Code, what: str, reason: str, *, stale: bool = False, absent: bool = False) -> EngineError:
-    detail = f"{what}: {reason.rstrip('.')}."
-    return EngineError(code, f"{what}.", detail=detail, stale=stale, absent=absent)
-
-
-def _is_absent(error: BaseException | None) -> bool:
-    """Whether the connection was refused, or there is no such unix socket."""
-    while error is not None:
-        if isinstance(error, ConnectionRefusedError | FileNotFoundError):
-            return True
-        if isinstance(error, BaseExceptionGroup):
-            return all(map(_is_absent, error.exceptions))
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _reason(error: BaseException) -> str:
-    """Say what happened. The outer exceptions often have no words, but what they were raised upon has."""
-    said: BaseException | None = error
-    while said is not None:
-        if isinstance(said, OSError) and said.errno and not isinstance(said, ssl.SSLError | socket.gaierror):
-            return os.strerror(said.errno)
-        if words := str(said):
-            return words
-        said = said.__cause__ or said.__context__
-    return type(error).__name__
+_Answer = _DirectAnswer | _HttpxAnswer
