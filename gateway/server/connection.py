@@ -21,7 +21,6 @@ from hypercorn.protocol.h11 import H2ProtocolAssumedError
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.typing import ConnectionState, LifespanState
-from hypercorn.utils import parse_socket_addr
 
 from gateway.server import peer
 from gateway.server.http1 import Http1
@@ -100,8 +99,7 @@ class Connection(TCPServer):
 
     async def _serve(self) -> None:
         alpn = None
-        tls = hasattr(self.stream, "do_handshake")
-        if tls:
+        if tls := hasattr(self.stream, "do_handshake"):
             try:
                 with trio.fail_after(self.config.ssl_handshake_timeout):
                     await self.stream.do_handshake()
@@ -109,8 +107,10 @@ class Connection(TCPServer):
                 return
             alpn = self.stream.selected_alpn_protocol()
         try:
-            client = parse_socket_addr(self._socket.family, self._socket.getpeername())
-            server = parse_socket_addr(self._socket.family, self._socket.getsockname())
+            client, server = (
+                peer.host_and_port(self._socket.getpeername()),
+                peer.host_and_port(self._socket.getsockname()),
+            )
         except OSError:
             return  # Gone before it was looked at.
         async with TaskGroup() as task_group:
@@ -178,12 +178,12 @@ class Connection(TCPServer):
 
     async def protocol_send(self, event: Event) -> None:
         """Do what the protocol asks for: write, close, or mind the idle clock."""
-        if isinstance(event, RawData):
+        if type(event) is RawData:
             await self._write(event.data)
-        elif isinstance(event, Closed):
+        elif type(event) is Closed:
             await self._linger()
             await self._http.handle(Closed())
-        elif isinstance(event, Updated):
+        elif type(event) is Updated:
             self._idle_since = trio.current_time() if event.idle else inf
             if event.idle and self._ends_when_idle() and not self._over:
                 self._end_idle()

@@ -1,17 +1,39 @@
-"""Heads of HTTP/1.1 requests on which two readers could disagree (RFC 9112, 5.2 and 6.3).
+"""Heads of HTTP/1.1: what of them h11 needs, and requests on which two readers could disagree.
 
-h11 accepts Content-Length beside Transfer-Encoding, repeated lengths and folded lines.
+h11 accepts Content-Length beside Transfer-Encoding, repeated lengths and folded lines (RFC 9112, 5.2
+and 6.3).
 """
 
 from __future__ import annotations
 
 import re
 
+import h11
+
+from gateway.headers import Fields, field_lines
 from gateway.server.clocks import MOST_FIELDS, MOST_HEAD_BYTES
 
 _FOLDED = re.compile(rb"\n[ \t]")
 _LENGTH = re.compile(rb"\ncontent-length[ \t]*:([^\n]*)", re.IGNORECASE)
 _ENCODING = re.compile(rb"\ntransfer-encoding[ \t]*:", re.IGNORECASE)
+
+_FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
+"""All that h11 reads of a response: where its body ends, and whether the connection goes on."""
+
+
+def framing_apart(headers: Fields) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Part a response's fields: those by which it is framed, and the others as they are written.
+
+    h11 would look at each of the others four times. Raises h11.LocalProtocolError as it would.
+    """
+    framing: list[tuple[bytes, bytes]] = []
+    others: list[tuple[bytes, bytes]] = []
+    for field in headers:
+        (framing if field[0].lower() in _FRAMING else others).append(field)
+    try:
+        return framing, field_lines(others)
+    except ValueError as error:
+        raise h11.LocalProtocolError(str(error)) from None
 
 
 def refusal_of(head: bytes) -> int:
@@ -27,7 +49,7 @@ def refusal_of(head: bytes) -> int:
     dubious = (
         _FOLDED.search(head) is not None
         or len(lengths) > 1
-        or any(b"," in length for length in lengths)
+        or b"," in b"".join(lengths)
         or (encoded and (bool(lengths) or head.partition(b"\n")[0].rstrip().endswith(b"HTTP/1.0")))
     )
     return 400 if dubious else 0

@@ -24,7 +24,7 @@ from hypercorn.protocol.events import Body, EndBody, Response, StreamClosed
 from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
 from hypercorn.utils import suppress_body
 
-from gateway.server.heads import refusal_of
+from gateway.server.heads import framing_apart, refusal_of
 from gateway.server.lane import Lane
 from gateway.server.locks import QuickLock
 from gateway.server.stream import Head, HttpStream
@@ -68,7 +68,7 @@ class Http1(H11Protocol):
         self._gone = gone
         self._write_now = write_now
         self._handling = QuickLock()
-        self._resumed = trio.Event()
+        self._resumed = trio.lowlevel.ParkingLot()
         self._body_left: int | None = None
         self._closed = False
         self._head = b""
@@ -95,7 +95,7 @@ class Http1(H11Protocol):
         if self._answering() and len(self._kept()) > MOST_BEHIND_BYTES:
             self._last = True
         while self.full() and not self._gone():
-            await self._resumed.wait()
+            await self._resumed.park()
 
     def full(self) -> bool:
         """Whether no more is to be taken in for now."""
@@ -122,13 +122,10 @@ class Http1(H11Protocol):
         return self.connection.trailing_data[0]
 
     def _body_is_ahead(self) -> bool:
-        stream = self.stream
-        return isinstance(stream, HttpStream) and stream.inbox.held > MOST_BODY_AHEAD_BYTES
+        return isinstance(self.stream, HttpStream) and self.stream.inbox.held > MOST_BODY_AHEAD_BYTES
 
     def _resume(self, _taken: int = 0) -> None:
-        if self._resumed.statistics().tasks_waiting:
-            self._resumed.set()
-            self._resumed = trio.Event()
+        self._resumed.unpark_all()
 
     async def _handle_events(self) -> None:
         async with self._handling:
@@ -146,27 +143,26 @@ class Http1(H11Protocol):
                 await self._refuse(status)
                 return False
         try:
-            event = self.connection.next_event()
+            event: Any = self.connection.next_event()
         except h11.RemoteProtocolError as error:
             error.__traceback__ = None  # It leads back to the error: a cycle.
             await self._refuse(error.error_status_hint)
             return False
-        if isinstance(event, h11.Request):
+        kind = type(event)  # Asking isinstance() for what it isn't takes h11's classes some steps of Python.
+        if kind is h11.Request:
             await self._begin(event)
-        elif isinstance(event, h11.Data):
+        elif kind is h11.Data:
             if self._body_left is not None:
                 self._body_left -= len(event.data)
             if self.stream is not None:
                 await self.stream.handle(Body(stream_id=STREAM_ID, data=bytes(event.data)))
-        elif isinstance(event, h11.EndOfMessage):
-            if self.stream is None:
-                # The answer came early and the rest of the body is dropped: on to the next request.
-                await self._maybe_recycle()
-                return False
-            await self.stream.handle(EndBody(stream_id=STREAM_ID))
-        else:
-            return False  # It needs data, is paused behind a request, or has ended.
-        return True
+        elif kind is h11.EndOfMessage and self.stream is None:
+            # The answer came early and the rest of the body is dropped: on to the next request.
+            await self._maybe_recycle()
+        elif kind is h11.EndOfMessage:
+            await self.stream.handle(EndBody(stream_id=STREAM_ID))  # type: ignore[union-attr]
+        # Else it needs data, is paused behind a request, or has ended.
+        return kind in {h11.Request, h11.Data}
 
     async def _begin(self, event: h11.Request) -> None:
         await self._check_protocol(event)
@@ -191,23 +187,31 @@ class Http1(H11Protocol):
 
     async def stream_send(self, event: Any) -> None:
         """Take what the application sends. While we drain, each response is its connection's last."""
-        if isinstance(event, Response) and (self.context.ending or self._last or self._body_may_not_come()):
-            event.headers.append((b"Connection", b"close"))
-        await super().stream_send(event)
-        if isinstance(event, Response):
-            self._open_lane(event)
+        if not isinstance(event, Response) or event.status_code < 200:
+            return await super().stream_send(event)
+        await self._send_head(event.status_code, event.headers)
+        return None
 
-    def _open_lane(self, head: Response) -> None:
+    async def _send_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Have h11 frame a response, and write the other fields behind that."""
+        framing, lines = framing_apart(headers)
+        counted = any(name.lower() == b"content-length" for name, _ in framing)
+        if self.context.ending or self._last or self._body_may_not_come():
+            framing.append((b"Connection", b"close"))
+        await self._send_h11_event(h11.Response(status_code=status, headers=framing))
+        if self._head:
+            self._head = self._head[:-2] + lines + b"\r\n"
+            self._open_lane(status, counted=counted)
+
+    def _open_lane(self, status: int, *, counted: bool) -> None:
         """Give the response's body its short way, if h11 need not count it."""
         stream = self.stream
-        if self._write_now is None or not isinstance(stream, HttpStream):
+        if self._write_now is None or counted or not isinstance(stream, HttpStream):
             return
-        counted = any(name.lower() == b"content-length" for name, _ in head.headers)
-        if counted or suppress_body(stream.scope["method"], head.status_code):
-            return
-        chunked = stream.scope["http_version"] != "1.0"
-        stream.lane = Lane(self._write_some, self._write_all, chunked=chunked)
-        stream.send_now = stream.lane.send_now
+        if not suppress_body(stream.scope["method"], status):
+            chunked = stream.scope["http_version"] != "1.0"
+            stream.lane = Lane(self._write_some, self._write_all, chunked=chunked)
+            stream.send_now = stream.lane.send_now
 
     async def _write_all(self, data: bytes | memoryview) -> None:
         """Write data, and before it the head if that is still to go."""
@@ -231,7 +235,7 @@ class Http1(H11Protocol):
 
     async def _create_stream(self, request: h11.Request) -> None:
         self.keep_alive_requests += 1
-        headers = list(request.headers)
+        headers = [(name.lower(), value) for name, value in request.headers.raw_items()]
         length = next((value for name, value in headers if name == b"content-length"), None)
         self._body_left = int(length) if length is not None else None
         stream = HttpStream(

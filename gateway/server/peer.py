@@ -78,3 +78,8 @@ def prepare(listening: socket.socket, *, stall_seconds: float) -> None:
     if stall_seconds:
         backstop = max(BACKSTOP_SECONDS, 20 * stall_seconds)
         listening.setsockopt(tcp, TCP_USER_TIMEOUT, int(backstop * 1000))
+
+
+def host_and_port(address: object) -> tuple[str, int] | None:
+    """Take from a socket's address what an ASGI scope says of it: of a unix socket nothing."""
+    return address[:2] if isinstance(address, tuple) else None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import trio
-from hypercorn.protocol.events import Body, EndBody, Event, StreamClosed
+from hypercorn.protocol.events import Body, EndBody, Event, Response, StreamClosed
 from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
 from hypercorn.typing import ConnectionState
 
@@ -16,6 +16,7 @@ from gateway.server.lane import Lane
 from gateway.server.words import STREAM_KEY
 
 DISCONNECT = {"type": "http.disconnect"}
+_BODY_ENDS = {"type": "http.request", "body": b"", "more_body": False}
 
 
 class Inbox:
@@ -167,12 +168,29 @@ class HttpStream(HTTPStream):
             self.inbox.add(event.data)
         elif isinstance(event, EndBody):
             self.request_ended = True
-            self.inbox.put({"type": "http.request", "body": b"", "more_body": False})
+            self.inbox.put(_BODY_ENDS)
         elif isinstance(event, StreamClosed):
             self.closed = True
             if not self.finished:
                 self.left()
                 self.inbox.put(DISCONNECT)
+
+    async def app_send(self, message: Any) -> None:
+        """Take a message of the application's (ASGI's ``send``).
+
+        A response's head goes its way without Hypercorn's check of its fields: HTTP/1.1 has its own
+        (:mod:`gateway.server.heads`), and so has h2.
+        """
+        if (
+            message is not None
+            and message["type"] == "http.response.start"
+            and self.state is ASGIHTTPState.REQUEST
+        ):
+            self.response, status = message, int(message["status"])
+            await self.send(Response(self.stream_id, [*message["headers"]], status))
+            self.state = ASGIHTTPState.RESPONSE
+        else:
+            await super().app_send(message)
 
     def give_up(self) -> None:
         """The client has stalled. That it is gone once it has been cut off is no news."""

@@ -131,6 +131,40 @@ async def test_more_body_than_announced_ends_the_connection() -> None:
         assert b"too much" not in await client.eof()
 
 
+@pytest.mark.parametrize(
+    "field",
+    [(b"X-A", b"1\r\nSet-Cookie: b=1"), (b"X-A: 1\r\nSet-Cookie", b"b=1"), (b"X-A", b"1\x00"), (b"", b"1")],
+    ids=["line in a value", "line in a name", "NUL", "no name"],
+)
+async def test_a_field_that_would_be_read_as_others_is_not_sent(field: tuple[bytes, bytes]) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [field]})
+        await say(send, b"body", more=False)
+
+    with quiet_log("connection ended by LocalProtocolError"):
+        async with both(app) as (_, client, _):
+            await client.send(GET)
+            answer = await client.eof()
+    assert b"Cookie" not in answer
+    assert b"body" not in answer
+
+
+async def test_fields_of_an_answer_that_frame_it_are_the_last_word() -> None:
+    """However they are written: h11 frames by them, once."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        fields = [(b"X-First", b"1"), (b"CONTENT-Length", b"4"), (b"connection", b"close"), (b"x-last", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": fields})
+        await say(send, b"body", more=False)
+
+    async with both(app) as (_, client, _):
+        await client.send(GET)
+        head, _, body = (await client.eof()).partition(b"\r\n\r\n")
+    lines = [line.lower() for line in head.split(b"\r\n")[1:]]
+    assert sorted(lines) == [b"connection: close", b"content-length: 4", b"x-first: 1", b"x-last: 2"]
+    assert body == b"body"
+
+
 async def test_a_body_that_no_application_takes_stops_arriving() -> None:
     """And the client's departure is seen all the same."""
     left = trio.Event()
