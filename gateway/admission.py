@@ -8,8 +8,8 @@ admissible waits. Who is next is :mod:`gateway.fairness`'s to say.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from itertools import count
 from math import inf
 from typing import Any
@@ -18,10 +18,10 @@ import trio
 
 from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
-from gateway.fairness import CLASSES, Queue
+from gateway.fairness import Queue
 from gateway.lanes import Share
 from gateway.ledger import Slot
-from gateway.tickets import Stage, Ticket, draining, fitting_or_refused, no_engine, why_nowhere
+from gateway.tickets import Stage, Ticket, draining, fitting_or_refused, no_engine, who_waits, why_nowhere
 
 
 class Admission:
@@ -54,23 +54,8 @@ class Admission:
 
     def view(self) -> dict[str, Any]:
         """Describe the queue for the control plane: by tenant, and by the class in which they wait."""
-        now = trio.current_time()
-        tenants: dict[str, dict[str, Any]] = {}
-        classes = dict.fromkeys(CLASSES, 0)
-        for waiter in self.tickets():
-            classes[CLASSES[waiter.level]] += 1
-            share = waiter.share
-            seen = tenants.setdefault(
-                share.name, {"waiting": len(share.waiters), "held": share.held, "longest_seconds": 0.0}
-            )
-            seen["longest_seconds"] = max(seen["longest_seconds"], round(now - waiter.came, 3))
-        return {
-            "waiting": self.waiting,
-            "most": self.queue.most,
-            "classes": classes,
-            "tenants": tenants,
-            "typical_hold": round(self.queue.estimate, 3),
-        }
+        said, hold = who_waits(self.tickets(), trio.current_time()), round(self.queue.estimate, 3)
+        return {"waiting": self.waiting, "most": self.queue.most, **said, "typical_hold": hold}
 
     def ticket(
         self,
@@ -109,22 +94,20 @@ class Admission:
         ticket.go(stage)
         return ticket
 
-    @asynccontextmanager
-    async def slot(
+    def slot(
         self, ticket: Ticket, *, waiting: Callable[[], None]
-    ) -> AsyncIterator[tuple[Engine, Slot]]:
+    ) -> AbstractAsyncContextManager[tuple[Engine, Slot]]:
         """Hold a slot: enter with it and the engine that granted it, give it back on leaving.
 
         One that has been handed over meanwhile is its new owner's to give back. ``waiting`` is
         called if the request has to queue. Raises GatewayError ``queue_full``,
         ``queue_timeout`` or ``draining``.
         """
-        engine, slot = self._at_once(ticket) or await self._in_turn(ticket, waiting)
-        try:
-            yield engine, slot
-        finally:
-            if engine.ledger.runs(slot):
-                self.give_back(engine, slot)
+        return _Held(self, ticket, waiting)
+
+    async def seat(self, ticket: Ticket, waiting: Callable[[], None]) -> tuple[Engine, Slot]:
+        """Wait for a slot, as :meth:`slot` says; whoever has it is to give it back."""
+        return self._at_once(ticket) or await self._in_turn(ticket, waiting)
 
     def give_back(self, engine: Engine, slot: Slot) -> None:
         """Return a slot, and grant in the same step whoever can go now."""
@@ -237,8 +220,8 @@ class Admission:
         return self._seated(ticket)
 
     def _seated(self, ticket: Ticket) -> tuple[Engine, Slot]:
-        assert ticket.seat is not None
         seat, ticket.seat = ticket.seat, None
+        assert seat is not None
         return seat
 
     def _leave(self, ticket: Ticket) -> None:
@@ -298,3 +281,18 @@ class Admission:
         self._granted[slot] = ticket
         ticket.seat = engine, slot
         return True
+
+
+class _Held:
+    """A slot, from its grant to its return."""
+
+    def __init__(self, admission: Admission, *wanted: Any) -> None:
+        self._admission, self._wanted = admission, wanted
+
+    async def __aenter__(self) -> tuple[Engine, Slot]:
+        self._engine, self._slot = seat = await self._admission.seat(*self._wanted)
+        return seat
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._engine.ledger.runs(self._slot):
+            self._admission.give_back(self._engine, self._slot)

@@ -30,9 +30,9 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 @lru_cache(maxsize=1)
-def _date(second: datetime) -> bytes:
-    """Write a second as HTTP does. All answers of that second share it."""
-    return format_datetime(second, usegmt=True).encode("ascii")
+def _date(_second: int) -> bytes:
+    """Write the time as HTTP does. All answers within a second of Trio's clock share it."""
+    return format_datetime(datetime.now(UTC), usegmt=True).encode("ascii")
 
 
 class Lane(Protocol):
@@ -154,7 +154,7 @@ class AsgiClient:
     async def begin(self, status: int, headers: RawHeaders) -> None:
         """Send the response's head, with a Date if the engine gave none (RFC 9110, 6.6.1)."""
         if find(headers, b"date") is None:
-            headers = [*headers, (b"Date", _date(datetime.now(UTC).replace(microsecond=0)))]
+            headers = [*headers, (b"Date", _date(int(trio.current_time())))]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     def send_now(self, data: bytes) -> bytes | None:

@@ -42,8 +42,6 @@ def used_tokens(request: Request) -> int | None:
 def client_timeout(headers: Fields) -> float:
     """Return how long the client waits for the beginning of its answer, in seconds; inf if it doesn't say."""
     said = [
-        float(value)
-        for name, value in headers
-        if name.lower() in _TIMEOUTS and _SECONDS.fullmatch(value.strip())
+        value for name, value in headers if name.lower() in _TIMEOUTS and _SECONDS.fullmatch(value.strip())
     ]
-    return min((seconds for seconds in said if seconds > 0), default=inf)
+    return min([seconds for seconds in map(float, said) if seconds > 0], default=inf)

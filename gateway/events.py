@@ -15,6 +15,7 @@ line ends an event), the OpenAI, Anthropic and Ollama API references (markers).
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import msgspec
 
@@ -50,13 +51,17 @@ def error_in(data: bytes, *, at_first: bool = False) -> bytes | None:
 
 _ERRORS = (b'{"error":{', b'{"error":"', b'{"object":"error"', b'{"type":"error"')
 _ERROR_BEGINS = (*_ERRORS, *(b"data:" + each for each in _ERRORS), b"event:error")
+_LONGEST_ERROR_BEGIN = max(map(len, _ERROR_BEGINS))
 _BLANKS = bytes.maketrans(b"", b""), b" \t"
 
 
 def may_begin_error(data: bytes) -> bool:
     """Whether an unfinished first line of a stream may become an error, or is the beginning of one."""
     line = data[:_LONGEST_MARKER].translate(*_BLANKS)
-    return any(begin.startswith(line) or line.startswith(begin) for begin in _ERROR_BEGINS)
+    # A line that is longer than what it may be the beginning of begins with it, or else it isn't.
+    return line.startswith(_ERROR_BEGINS) or (
+        len(line) < _LONGEST_ERROR_BEGIN and any(begin.startswith(line) for begin in _ERROR_BEGINS)
+    )
 
 
 class Tail:
@@ -88,7 +93,7 @@ class SseTail(Tail):
     def __init__(self, markers: tuple[bytes, ...]) -> None:
         self.at_boundary = True
         self._marker = _marker_pattern(markers)
-        self._hints = tuple(marker.partition(b": ")[2] for marker in markers)
+        self._hints = _hints(markers)
         self._named = False
         self._line = b""
         self._newlines = b"\r\r"
@@ -202,6 +207,12 @@ _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))[\r\n]+")
 _NO_EVENT_END = frozenset({b"", b"\n", b"\r", b"\r\n"})
 
 
+@lru_cache
+def _hints(markers: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    return tuple(marker.partition(b": ")[2] for marker in markers)
+
+
+@lru_cache
 def _marker_pattern(markers: tuple[bytes, ...]) -> re.Pattern[bytes]:
     lines = b"|".join(re.escape(marker).replace(rb":\ ", rb":\ ?") for marker in markers)
     return re.compile(rb"(?:^|[\r\n])(?:" + lines + rb")[ \t]{0,16}[\r\n]")

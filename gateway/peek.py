@@ -169,7 +169,9 @@ def _value(fields: dict[str, msgspec.Raw], name: str, kind: type[Any]) -> Any:
 
 
 def _sequences(fields: dict[str, msgspec.Raw], path: str) -> int:
-    each = max(1, *(_value(fields, name, int) or 1 for name in ("n", "best_of", "n_cmpl")))
+    each = max(
+        [1, *(_value(fields, name, int) or 1 for name in ("n", "best_of", "n_cmpl") if name in fields)]
+    )
     prompts = _prompts(fields["prompt"]) if path == "/v1/completions" and "prompt" in fields else 1
     if each * prompts > _MOST_SEQUENCES:
         raise _bad(
@@ -182,7 +184,8 @@ _INPUTS = {"/v1/embeddings": "input", "/v1/rerank": "documents"}
 
 
 def _inputs(fields: Sequence[tuple[str, msgspec.Raw]], path: str) -> int:
-    wanted = _INPUTS.get(path)
+    if (wanted := _INPUTS.get(path)) is None:
+        return 1
     return max((_prompts(raw, name) for name, raw in fields if name == wanted), default=1)
 
 
@@ -206,7 +209,7 @@ def _max_tokens(fields: Sequence[tuple[str, msgspec.Raw]]) -> int | None:
                 continue
             given = {key.casefold(): value for key, value in (options or {}).items()}
             said += [_number(given["num_predict"])] if "num_predict" in given else []
-    return max((number for number in said if number is not None), default=None)
+    return max([number for number in said if number is not None], default=None)
 
 
 _OPTIONS = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
 from gateway.balance import Pick, View, least_loaded
 from gateway.engine import Engine
 from gateway.errors import Code, GatewayError
+from gateway.fairness import CLASSES
 from gateway.lanes import Share, Waiter
 from gateway.ledger import Slot
 
@@ -69,7 +71,7 @@ class Ticket(Waiter):
         return first
 
     def _left_of(self, stage: Stage) -> tuple[Engine, ...]:
-        return tuple(each for each in stage.engines if each not in self.tried and self.fits(each))
+        return tuple([each for each in stage.engines if each not in self.tried and self.fits(each)])
 
     def replan(self, now: float) -> Stage | None:
         """Engines or routes have changed: make the stages anew, and return where it may go from here."""
@@ -93,7 +95,7 @@ class Ticket(Waiter):
     def go(self, stage: Stage) -> None:
         """Wait for the engines of ``stage`` from now on."""
         self.engines, self.model = stage.engines, stage.model
-        self.lane = tuple(engine.name for engine in stage.engines)
+        self.lane = tuple([engine.name for engine in stage.engines])
 
     def choose(self, kept: set[Engine], now: float) -> Engine | None:
         """Choose an engine that can take it now; not one that is ``kept`` for others.
@@ -109,6 +111,20 @@ class Ticket(Waiter):
             return able[0] if able else None
         views = {each.name: each for each in able}
         return views[self.pick([view_of(each) for each in able]).name]
+
+
+def who_waits(tickets: Iterable[Ticket], now: float) -> dict[str, dict[str, Any]]:
+    """Describe those who wait for the control plane: by the class in which they do, and by tenant."""
+    tenants: dict[str, dict[str, Any]] = {}
+    classes = dict.fromkeys(CLASSES, 0)
+    for ticket in tickets:
+        classes[CLASSES[ticket.level]] += 1
+        share = ticket.share
+        seen = tenants.setdefault(
+            share.name, {"waiting": len(share.waiters), "held": share.held, "longest_seconds": 0.0}
+        )
+        seen["longest_seconds"] = max(seen["longest_seconds"], round(now - ticket.came, 3))
+    return {"classes": classes, "tenants": tenants}
 
 
 def view_of(engine: Engine) -> View:
@@ -127,7 +143,7 @@ def view_of(engine: Engine) -> View:
 def fitting(stages: Sequence[Stage], cost: int, tokens: int) -> list[Stage]:
     """Return of ``stages`` the engines that a request could ever fit."""
     found = [
-        Stage(tuple(each for each in stage.engines if each.could_hold(cost, tokens)), stage.model)
+        Stage(tuple([each for each in stage.engines if each.could_hold(cost, tokens)]), stage.model)
         for stage in stages
     ]
     return [stage for stage in found if stage.engines]
@@ -139,7 +155,7 @@ def fitting_or_refused(stages: Sequence[Stage], cost: int, tokens: int, share: S
     Raises GatewayError ``invalid_request`` if there are none, or its tenant may never hold so much.
     """
     engines = [engine for stage in stages for engine in stage.engines]
-    largest = max(engine.settings.slots for engine in engines)
+    largest = max([engine.settings.slots for engine in engines])
     most = min(largest, share.slots or largest)
     if cost > most:
         whose = "the largest engine for it holds" if most == largest else "its tenant may hold"
