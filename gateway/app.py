@@ -75,7 +75,7 @@ class DataPlane(QuartTrio):
             self.gateway.look_at_head(request)
             tenant = self.gateway.identify(request)
             if models_route(request.path):
-                return await self.models.answer(request, tenant)
+                return await request.unless_stopped(self.models.answer(request, tenant))
             return await infer(nursery, request, client, self.gateway, tenant)
 
         await serve(request, client, self.gateway, compose)

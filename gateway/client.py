@@ -136,6 +136,14 @@ class AsgiClient:
             if self._without_room:
                 raise GatewayError(Code.QUEUE_TIMEOUT, f"There was no room for the request body {within}.")
             raise GatewayError(Code.BODY_TIMEOUT, f"The request body didn't arrive {within}.")
+        body = self.body_now()
+        assert body is not None
+        return body
+
+    def body_now(self) -> bytes | None:
+        """Return the whole body if it has arrived."""
+        if not self._complete.is_set() or self._refusal is not None:
+            return None
         if isinstance(self._body, bytearray):
             self._body = bytes(self._body)
         return self._body

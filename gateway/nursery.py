@@ -10,10 +10,10 @@
                          └───────────────────────────────────────────────────────────────────────┘
 
 The reader holds the slot, never the writer: a write can be stuck for as long as the
-client likes. The commit point is the first body bytes: :func:`trio.Nursery.start`
-returns with them, and until then a failure of the reader is raised where it was
-started and may be tried again. After it the reader never raises, for that would cancel
-the writer and lose the spool: how the answer ended is the spool's last item.
+client likes. The commit point is the first body bytes: the nursery's own task, which has
+started the reader, waits for them (:mod:`gateway.commit`), and until then a failure of the
+reader is raised there and may be tried again. After it, how the answer ended is the spool's
+last item. The reader itself never raises, for that would cancel the writer and lose the spool.
 
 Where the body is there already and the server itself tells of the client's leaving
 (:meth:`gateway.request.Request.client_left`, which cancels the scope), the watcher needs no task.
@@ -30,6 +30,7 @@ from typing import Protocol
 
 import trio
 
+from gateway.commit import Commit
 from gateway.errors import Code, EngineError, GatewayError, RefusedError
 from gateway.gateway import Gateway
 from gateway.reader import read
@@ -54,6 +55,9 @@ class Client(Writer, Protocol):
 
     async def body(self) -> bytes:
         """Return the whole body. Raises GatewayError; see :meth:`gateway.client.AsgiClient.body`."""
+
+    def body_now(self) -> bytes | None:
+        """Return the whole body if it has arrived."""
 
     def drop_body(self) -> None:
         """Forget the body: it isn't needed any more."""
@@ -81,10 +85,7 @@ async def serve(request: Request, client: Client, gateway: Gateway, compose: Com
 
 async def _response(nursery: trio.Nursery, request: Request, compose: Compose) -> Response:
     try:
-        with request.pending:
-            return await compose(nursery)
-        assert request.stopped_by is not None
-        raise request.stopped_by
+        return await compose(nursery)
     except GatewayError as error:
         request.failed(error)
         return refusal(request, request.error or error)
@@ -104,7 +105,9 @@ async def infer(
     one. Raises GatewayError for what is to be refused; of several failures the most useful one.
     """
     route = gateway.route(request)
-    body = await client.body()
+    body = client.body_now()
+    if body is None:
+        body = await request.unless_stopped(client.body())
     plan = gateway.plan(request, route, body)
     ticket = gateway.admit(request, plan, body, tenant)
     work = Work(nursery, request, gateway, route, ticket, body, plan.seen.fields)
@@ -119,8 +122,10 @@ async def _tries(work: Work) -> Response:
     failures = work.failures
     fresh = False
     while True:
+        commit = Commit()
+        work.nursery.start_soon(read, work, fresh, commit)
         try:
-            response: Response = await work.nursery.start(read, work, fresh)
+            return await commit.reached()
         except EngineError as error:
             if error.stale and not fresh:
                 fresh = True
@@ -133,8 +138,6 @@ async def _tries(work: Work) -> Response:
             if not failures or error.code not in _NOBODY_ELSE:
                 raise
             break
-        else:
-            return response
         fresh = False
     best = work.most_useful()
     if isinstance(best, RefusedError):

@@ -49,20 +49,19 @@ LET_GO_SECONDS = 1.0
 """How long an engine may take to end its response after it has said that was all."""
 
 
-async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response]) -> None:
+async def read(work: Work, fresh: bool, commit: Commit) -> None:
     """Hold a slot, call the engine, fill the spool: the reader.
 
-    Calls ``started`` with the response once its first body bytes are there (or its clean
-    end). Before that it raises GatewayError; after it, how the answer ended goes into the
-    spool.
+    Commits with the response once its first body bytes are there (or its clean end). What fails
+    before that, the commit is told; after it, how the answer ended goes into the spool.
     """
     request, settings = work.request, work.gateway.config.stream
     work.at, work.goes_on = None, False
     spool = Spool(max(settings.spool_bytes - _BEYOND_BYTES, min(settings.spool_bytes, _BEYOND_BYTES)))
     clock = EngineClock(settings)
-    commit = Commit(task_status)
     request.reading = clock.scope
     try:
+        request.go_on()
         with clock.scope:
             async with AsyncExitStack() as afterwards:
                 async with work.gateway.admission.slot(work.ticket, waiting=request.queued) as (engine, slot):
@@ -86,9 +85,10 @@ async def read(work: Work, fresh: bool, *, task_status: trio.TaskStatus[Response
             raise _unfinished()
     except GatewayError as error:
         work.failed(error, begun=commit.done)
-        if not commit.done:
-            raise
-        spool.end(error.bare())
+        if commit.done:
+            spool.end(error.bare())
+        else:
+            commit.failed(error)
     else:
         spool.end()
     finally:

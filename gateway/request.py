@@ -4,17 +4,17 @@ It holds the marks that become the access record, and three cancel scopes by whi
 the outside may end it:
 
 * ``whole``: the nursery. The client has left: everything stops, nothing is written.
-* ``pending``: the body's arrival, the queue, the engine's silence. Nothing has gone to
-  the client yet, so it gets an error answer.
-* ``reading``: the engine's side alone. What the engine said so far still goes out,
-  then the reason.
+* ``pending``: the body's arrival, or what else comes before an engine is called.
+* ``reading``: the queue, and the engine's side. What the engine said so far still goes out,
+  then the reason; if nothing has gone to the client yet, it gets an error answer.
 
 Times are readings of Trio's clock, in seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
 
 import trio
 
@@ -27,6 +27,9 @@ from gateway.words import Outcome, Phase, first_outcome
 
 FAREWELL_SECONDS = 1.0
 """How long a client may take to be told why its answer ends early."""
+
+
+T = TypeVar("T")
 
 
 class Request(Marks):
@@ -111,6 +114,18 @@ class Request(Marks):
             self._cut_short()
         if self.whole is not None:
             self.whole.cancel()
+
+    def go_on(self) -> None:
+        """Raise what it is stopped by, if it is: what is to be cancelled then might not have begun."""
+        if self._stopped_by is not None:
+            raise self._stopped_by
+
+    async def unless_stopped(self, doing: Awaitable[T]) -> T:
+        """Wait for what comes before an engine is called. Raises what it is stopped by meanwhile."""
+        with self.pending:
+            return await doing
+        assert self._stopped_by is not None
+        raise self._stopped_by
 
     def stop(self, reason: GatewayError, *, farewell_seconds: float = FAREWELL_SECONDS) -> None:
         """End it from outside: by an operator or because the gateway's drain is over.

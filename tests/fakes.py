@@ -215,8 +215,6 @@ class FakeClient:
     def header(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.headers if key.lower() == name), None)
 
-    # What a test makes it do.
-
     def leave(self) -> None:
         self._left.set()
         self._flowing.set()  # Whatever is stuck on the way to it is let go of.
@@ -239,9 +237,12 @@ class FakeClient:
         request.client_left()
 
     async def body(self) -> bytes:
-        if self._arrives is not None:
-            await self._arrives.wait()
+        assert self._arrives is not None, "else it is there at once"
+        await self._arrives.wait()
         return self._body
+
+    def body_now(self) -> bytes | None:
+        return self._body if self._arrives is None or self._arrives.is_set() else None
 
     def drop_body(self) -> None:
         self.dropped_body = True
@@ -273,7 +274,6 @@ class FakeClient:
             self.finished = True
 
     def abort(self) -> None:
-        """Be cut off."""
         if self.aborted_at is None:
             self.aborted_at = trio.current_time()
         self._flowing.set()

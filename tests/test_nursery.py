@@ -395,6 +395,6 @@ async def test_unexpected_exception_at_the_client_s_side_does_too(
     rig = make_rig(WELL)
     monkeypatch.setattr(FakeClient, where, fails)
     with pytest.RaisesGroup(ValueError, flatten_subgroups=True):
-        await rig.serve(FakeClient())
+        await rig.serve(FakeClient(arrives=trio.Event() if where == "body" else None))
     assert len(rig.records) == 1
     rig.assert_idle()
