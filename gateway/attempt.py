@@ -71,7 +71,7 @@ class Attempt:
         self.intake: Intake | None = None
         """What is to be done to the bytes of the answer, if anything."""
         self._rewrite = AS_IT_IS
-        self._fields = fields
+        self._asked, self._fields = b"", fields
         self._lengths: Sequence[tuple[str, int]] = ()
         if request.route in profile.rewrites:
             self._rewrite = profile.rewrite(request.route, bool(request.stream), _Fields(fields), self._id)
@@ -111,12 +111,11 @@ class Attempt:
     def open(self, body: bytes, fresh: bool, clock: EngineClock) -> AbstractAsyncContextManager[Answer]:
         """Call the engine. See :meth:`gateway.engine.Transport.open`."""
         request, engine = self._request, self.engine
-        stream = bool(request.stream) or self._rewrite.gathered
-        meter = self._meter = Meter(request.route, engine.settings.kind, stream, body, self._fields)
-        self._fields = ()
+        self._asked = body
 
         def connected() -> None:
-            request.meter = meter
+            # The engine has the request already: what can be done meanwhile is done here.
+            request.meter = self._measured()
             self.slot.written = self.marks.connected = trio.current_time()
             request.phase = Phase.PREFILL
             clock.connected()
@@ -137,6 +136,14 @@ class Attempt:
             )
         )
 
+    def _measured(self) -> Meter:
+        if self._meter is None:
+            request, kind = self._request, self.engine.settings.kind
+            stream = bool(request.stream) or self._rewrite.gathered
+            self._meter = Meter(request.route, kind, stream, self._asked, self._fields)
+            self._asked, self._fields = b"", ()
+        return self._meter
+
     def _headers(self) -> Fields:
         request = self._request
         if request.trace is None:
@@ -145,15 +152,15 @@ class Attempt:
 
     def answered(self, answer: Answer, tail: Tail) -> Intake:
         """The engine's head is there; return what is done to the bytes behind it, which ``tail`` watches."""
-        assert self._meter is not None, "a call that was opened"
+        meter = self._measured()
         self._refused = answer.status >= 400
         self.engine.answers[answer.status // 100] += 1
         self.marks.status = answer.status
-        self._meter.answered(answer.status, tail)
+        meter.answered(answer.status, tail)
         self._judge(answer)
         # An answer that isn't a stream is the engine's own word, whatever was asked for.
         rewrite = self._rewrite if isinstance(tail, SseTail) else AS_IT_IS
-        self.intake = Intake(rewrite, self._request.route, self._meter)
+        self.intake = Intake(rewrite, self._request.route, meter)
         return self.intake
 
     def _judge(self, answer: Answer) -> None:

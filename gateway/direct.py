@@ -18,14 +18,7 @@ import trio
 
 from gateway.arrivals import Arrivals
 from gateway.encoding import encoded_request
-from gateway.reply import Reply
-
-READ_BYTES = 64 * 1024
-"""One read takes all there is up to this: under load reads get larger, not more."""
-
-_BUFFER = memoryview(bytearray(READ_BYTES))
-"""What every read goes to: the parser copies what it keeps. (A buffer for each read, shrunk to
-what came, would leave the heap full of holes too small for the next.)"""
+from gateway.upstream import UpstreamConnection
 
 KEEPALIVE_SECONDS = 4.0
 """Idle connections are let go before engines close them: uvicorn and llama.cpp do after 5 s."""
@@ -55,7 +48,7 @@ class DirectTransport(httpx.AsyncBaseTransport):
         self._options = socket_options
         self._reuse = reuse
         self.arrivals = arrivals
-        self._idle: deque[tuple[float, _Connection]] = deque()
+        self._idle: deque[tuple[float, UpstreamConnection]] = deque()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request; return when the response's head is there."""
@@ -64,18 +57,20 @@ class DirectTransport(httpx.AsyncBaseTransport):
         return httpx.Response(body.status, headers=body.headers, stream=body, request=request)
 
     async def call(
-        self, pieces: list[bytes], connect_seconds: float | None, connected: Callable[[bool], object] = bool
+        self,
+        pieces: list[bytes | memoryview],
+        connect_seconds: float | None,
+        connected: Callable[[bool], object] = bool,
     ) -> Body:
         """Send a request, written down by :mod:`gateway.encoding`; return when the response's head is there.
 
-        It is the way past httpx's objects, which take their time. ``connected`` is told before the first
-        byte is written whether the connection is a new one. The list of pieces is emptied.
+        It is the way past httpx's objects, which take their time. ``connected`` is told whether the
+        connection is a new one, in the step in which the first bytes are written. The list is emptied.
         """
         kept = self._take_idle()
         connection = kept or await self._connect(connect_seconds)
-        connected(kept is None)
         try:
-            await connection.send(pieces)
+            await connection.send(pieces, lambda: connected(kept is None))
             while not connection.reply.head_complete:
                 await connection.feed()
         except BaseException:
@@ -90,14 +85,14 @@ class DirectTransport(httpx.AsyncBaseTransport):
             self._idle.pop()[1].close()
         await trio.lowlevel.checkpoint()
 
-    def release(self, connection: _Connection) -> None:
+    def release(self, connection: UpstreamConnection) -> None:
         """Take back a connection whose response is over."""
         if self._reuse and connection.reply.reusable:
             self._idle.append((trio.current_time() + KEEPALIVE_SECONDS, connection))
         else:
             connection.close()
 
-    def _take_idle(self) -> _Connection | None:
+    def _take_idle(self) -> UpstreamConnection | None:
         """Return the connection used last, if it is fresh and whole; close those that aren't."""
         now = trio.current_time()
         while self._idle and self._idle[0][0] <= now:
@@ -105,12 +100,11 @@ class DirectTransport(httpx.AsyncBaseTransport):
         while self._idle:
             connection = self._idle.pop()[1]
             if connection.quiet():
-                connection.start()
                 return connection
             connection.close()
         return None
 
-    async def _connect(self, seconds: float | None) -> _Connection:
+    async def _connect(self, seconds: float | None) -> UpstreamConnection:
         try:
             with trio.fail_after(seconds) if seconds else trio.CancelScope():
                 sock = await self._socket()
@@ -118,7 +112,7 @@ class DirectTransport(httpx.AsyncBaseTransport):
             raise httpx.ConnectTimeout("no connection in time") from None
         except OSError as error:
             raise httpx.ConnectError(_words(error)) from error
-        return _Connection(sock)
+        return UpstreamConnection(sock)
 
     async def _socket(self) -> trio.socket.SocketType:
         if self._uds is not None:
@@ -153,86 +147,12 @@ def _words(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno and not isinstance(error, socket.gaierror) else str(error)
 
 
-class _Connection:
-    """One connection and the response that is being read from it."""
-
-    def __init__(self, sock: trio.socket.SocketType) -> None:
-        self._socket = sock
-        self._raw: socket.socket = sock._sock  # type: ignore[attr-defined]  # for reads without Trio's layers
-        self.reply = Reply()
-
-    def start(self) -> None:
-        """Make ready for the next response."""
-        self.reply.let_go()
-        self.reply = Reply()
-
-    def close(self) -> None:
-        """Close at once."""
-        self._socket.close()
-        self.reply.let_go()
-
-    def quiet(self) -> bool:
-        """Whether nothing has come while it was idle: neither bytes nor the engine's close."""
-        try:
-            self._raw.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
-
-    async def send(self, pieces: list[bytes]) -> None:
-        """Write the request, and empty the list of its pieces: nobody needs them any more."""
-        try:
-            while pieces:
-                rest = memoryview(pieces.pop(0))
-                while rest:
-                    try:
-                        rest = rest[self._raw.send(rest) :]
-                    except BlockingIOError:
-                        await trio.lowlevel.wait_writable(self._raw)
-        except OSError as error:
-            # An engine may answer early and close; its answer counts then.
-            if not await self._answer_is_there():
-                raise httpx.WriteError(str(error)) from None
-
-    async def _answer_is_there(self) -> bool:
-        await trio.lowlevel.checkpoint()
-        try:
-            return bool(self._raw.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        except OSError:
-            return False
-
-    @property
-    def descriptor(self) -> int:
-        """Number of the socket."""
-        return self._raw.fileno()
-
-    async def feed(self) -> None:
-        """Wait until there is something, read once and parse what came."""
-        await trio.lowlevel.wait_readable(self._raw)
-        self.feed_now()
-
-    def feed_now(self, most: int = READ_BYTES) -> None:
-        """Read once, at most ``most`` bytes, if there is something, and parse what came."""
-        try:
-            size = self._raw.recv_into(_BUFFER, min(most, READ_BYTES))
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if not self.reply.begun:
-                raise httpx.ReadError(str(error)) from None
-            self.reply.fail(str(error))
-            return
-        self.reply.feed(_BUFFER[:size])
-
-
 class Body(httpx.AsyncByteStream):
     """The response, its head there: each step of its body is all that one read brought."""
 
-    def __init__(self, transport: DirectTransport, connection: _Connection) -> None:
+    def __init__(self, transport: DirectTransport, connection: UpstreamConnection) -> None:
         self._transport = transport
-        self._connection: _Connection | None = connection
+        self._connection: UpstreamConnection | None = connection
         self.status, self.headers = connection.reply.status, connection.reply.headers
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -280,7 +200,7 @@ class Body(httpx.AsyncByteStream):
                 pass_on()
         return True
 
-    def _is_over(self, connection: _Connection) -> bool:
+    def _is_over(self, connection: UpstreamConnection) -> bool:
         """Whether the response has ended. Raises its failure if it ended so."""
         reply = connection.reply
         if reply.complete:

@@ -14,7 +14,7 @@ LARGE_BYTES = 64 * 1024
 """A body of this size isn't copied behind its head."""
 
 
-def encoded(method: bytes, target: bytes, headers: Fields, body: bytes) -> list[bytes]:
+def encoded(method: bytes, target: bytes, headers: Fields, body: bytes) -> list[bytes | memoryview]:
     """Write a request down in as few pieces as that makes sense.
 
     What can't be said in HTTP/1.1 raises httpx.LocalProtocolError.
@@ -29,7 +29,7 @@ def encoded(method: bytes, target: bytes, headers: Fields, body: bytes) -> list[
     return [head + body] if len(body) < LARGE_BYTES else [head, body]
 
 
-async def encoded_request(request: httpx.Request) -> list[bytes]:
+async def encoded_request(request: httpx.Request) -> list[bytes | memoryview]:
     """Write down a request of httpx's. Raises httpx.LocalProtocolError."""
     assert isinstance(request.stream, httpx.AsyncByteStream)
     body = b"".join([piece async for piece in request.stream])

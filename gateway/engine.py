@@ -30,7 +30,7 @@ class Call:
     """One request as it goes up.
 
     ``fresh`` asks for a connection that has carried nothing yet. ``connected`` is called
-    once there is a connection, before the first byte is written.
+    once there is a connection, in the step in which the first bytes are written or before it.
     """
 
     target: bytes

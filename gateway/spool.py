@@ -92,7 +92,8 @@ class Spool:
                 return
         self._pieces.append(data)
         self.held += len(data)
-        self._getter.unpark()
+        if self._getter:
+            self._getter.unpark()
 
     async def room(self) -> None:
         """Wait until there is room. When that takes long, pieces are small until the spool is empty."""

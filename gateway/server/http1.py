@@ -125,7 +125,8 @@ class Http1(H11Protocol):
         return isinstance(self.stream, HttpStream) and self.stream.inbox.held > MOST_BODY_AHEAD_BYTES
 
     def _resume(self, _taken: int = 0) -> None:
-        self._resumed.unpark_all()
+        if self._resumed:
+            self._resumed.unpark_all()
 
     async def _handle_events(self) -> None:
         async with self._handling:
@@ -205,10 +206,8 @@ class Http1(H11Protocol):
 
     def _open_lane(self, status: int, *, counted: bool) -> None:
         """Give the response's body its short way, if h11 need not count it."""
-        stream = self.stream
-        if self._write_now is None or counted or not isinstance(stream, HttpStream):
-            return
-        if not suppress_body(stream.scope["method"], status):
+        stream, can = self.stream, self._write_now is not None and not counted
+        if can and isinstance(stream, HttpStream) and not suppress_body(stream.scope["method"], status):
             chunked = stream.scope["http_version"] != "1.0"
             stream.lane = Lane(self._write_some, self._write_all, chunked=chunked)
             stream.send_now = stream.lane.send_now

@@ -40,12 +40,14 @@ class Inbox:
     def add(self, data: bytes) -> None:
         """Add a piece of the body."""
         self._body += data
-        self._arrival.unpark()
+        if self._arrival:
+            self._arrival.unpark()
 
     def put(self, message: dict[str, Any]) -> None:
         """Add a message that comes after the body."""
         self._messages.append(message)
-        self._arrival.unpark()
+        if self._arrival:
+            self._arrival.unpark()
 
     def drop(self) -> int:
         """Forget the body bytes not taken yet; return how many they were."""
