@@ -97,7 +97,7 @@ def field_lines(headers: Fields) -> bytes:
     values = b"".join([value for _, value in headers])
     if names.count(b"\n") != len(headers) or not _NAMES.fullmatch(names) or _NOT_IN_VALUES.search(values):
         raise ValueError("a header field has characters in it that it must not have")
-    return b"".join([b"%b: %b\r\n" % field for field in headers])
+    return b"".join([b"%b: %b\r\n" % (name, value) for name, value in headers])
 
 
 def caller_id(headers: Fields) -> str | None:

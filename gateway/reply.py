@@ -130,4 +130,5 @@ class _Callbacks:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._reply.head_complete:  # Trailers are dropped (RFC 9110, 6.5.1).
-            self._reply.headers.append((name, value))
+            # White space around a value isn't part of it (RFC 9112, 5.1); the parser leaves what is behind.
+            self._reply.headers.append((name, value.rstrip(b" \t")))

@@ -42,3 +42,11 @@ async def test_half_a_head_on_a_kept_connection_is_no_stale_connection() -> None
         with pytest.raises(EngineError) as caught:
             await there.ask(call())
         assert (caught.value.code, caught.value.stale) == (Code.ENGINE_FAILED, False)
+
+
+async def test_white_space_around_a_value_is_no_part_of_it() -> None:
+    """RFC 9112, 5.1. On HTTP/2 it would make the whole head one that isn't allowed."""
+    head = b"HTTP/1.1 200 OK\r\nX-A: \t a b \t \r\nX-B:\r\nContent-Length: 2 \r\n\r\n"
+    async with far(Raw([head + b"hi"])) as there, there.open(call()) as answer:
+        assert answer.headers == [(b"X-A", b"a b"), (b"X-B", b""), (b"Content-Length", b"2")]
+        assert await answer.receive() == b"hi"

@@ -189,7 +189,7 @@ class HttpStream(HTTPStream):
             and self.state is ASGIHTTPState.REQUEST
         ):
             self.response, status = message, int(message["status"])
-            await self.send(Response(self.stream_id, [*message["headers"]], status))
+            await self.send(Response(self.stream_id, [*message.get("headers", ())], status))
             self.state = ASGIHTTPState.RESPONSE
         else:
             await super().app_send(message)
