@@ -127,6 +127,7 @@ async def _tries(work: Work) -> Response:
         try:
             return await commit.reached()
         except EngineError as error:
+            error.bare()
             if error.stale and not fresh:
                 fresh = True
                 continue
@@ -137,6 +138,7 @@ async def _tries(work: Work) -> Response:
             # That no other engine had time for it, or is there, says less than what the first one said.
             if not failures or error.code not in _NOBODY_ELSE:
                 raise
+            error.bare()
             break
         fresh = False
     best = work.most_useful()

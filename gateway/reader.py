@@ -19,7 +19,7 @@ from gateway.commit import Commit
 from gateway.dialect import tail_for
 from gateway.engine import Answer
 from gateway.errors import Code, EngineError, GatewayError, RefusedError
-from gateway.events import NdjsonTail, SseTail, error_in, may_begin_error
+from gateway.events import NdjsonTail, SseTail, Tail, error_in, may_begin_error
 from gateway.headers import list_size, to_client
 from gateway.intake import Intake
 from gateway.request import Request
@@ -56,7 +56,7 @@ async def read(work: Work, fresh: bool, commit: Commit) -> None:
     before that, the commit is told; after it, how the answer ended goes into the spool.
     """
     request, settings = work.request, work.gateway.config.stream
-    work.at, work.goes_on = None, False
+    work.at, work.goes_on, request.tail = None, False, Tail()  # Nothing has been said in this try.
     spool = Spool(max(settings.spool_bytes - _BEYOND_BYTES, min(settings.spool_bytes, _BEYOND_BYTES)))
     clock = EngineClock(settings)
     request.reading = clock.scope
@@ -79,9 +79,10 @@ async def read(work: Work, fresh: bool, commit: Commit) -> None:
                     request.phase = Phase.DRAINING
                 clock.stand_still()
                 await _let_go(request, answer, attempt, spool)
-        if clock.scope.cancelled_caught and not (request.tail.done or request.phase is Phase.DRAINING):
+        ended = request.tail.done or request.phase is Phase.DRAINING
+        if clock.scope.cancelled_caught and not (commit.done and ended):
             raise request.stopped_by or clock.ran_out()
-        if not request.tail.complete():
+        if not (commit.done and request.tail.complete()):
             raise _unfinished()
     except GatewayError as error:
         work.failed(error, begun=commit.done)

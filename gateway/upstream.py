@@ -61,6 +61,7 @@ class UpstreamConnection:
                 self._send_now(pieces)
         except OSError as error:
             # An engine may answer early and close; its answer counts then.
+            pieces.clear()
             if not await self._answer_is_there():
                 raise httpx.WriteError(str(error)) from None
 

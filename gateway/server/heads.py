@@ -28,8 +28,11 @@ def framing_apart(headers: Fields) -> tuple[list[tuple[bytes, bytes]], bytes]:
     """
     framing: list[tuple[bytes, bytes]] = []
     others: list[tuple[bytes, bytes]] = []
-    for field in headers:
-        (framing if field[0].lower() in _FRAMING else others).append(field)
+    for name, value in headers:
+        if name.lower() in _FRAMING:
+            framing.append((name, value.strip(b" \t")))
+        else:
+            others.append((name, value))
     try:
         return framing, field_lines(others)
     except ValueError as error:
