@@ -167,6 +167,8 @@ def unknown_path(path: str, known_paths: Iterable[str]) -> GatewayError:
     """Build the 404 for a path that isn't one of ``known_paths``."""
     known = sorted(known_paths)
     others = f"POST to one of {', '.join(known)}; GET {MODELS_PATH} lists the models."
+    if (plain := path.rstrip("/")) in {*known, MODELS_PATH}:
+        return GatewayError(Code.NOT_FOUND, f"There is no {plain}/ here. Is {plain} meant? {others}")
     # A base URL without /v1, or with one too many: OpenAI's clients want it, Anthropic's add their own.
     meant = {"/v1" + path, path.removeprefix("/v1")} & {*known, MODELS_PATH}
     hint = f"Is {meant.pop()} meant, with another base URL? " if meant else ""

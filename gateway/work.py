@@ -96,7 +96,8 @@ class Work:
             tries[-1].error = error.code
         if self.at is not None and isinstance(error, EngineError) and error.blames and not error.stale:
             engine, slot = self.at
-            engine.health.failed(slot, trio.current_time(), error.message, absent=error.absent, begun=begun)
+            reason = error.detail or error.message
+            engine.health.failed(slot, trio.current_time(), reason, absent=error.absent, begun=begun)
 
     def over(self, *, committed: bool) -> None:
         """The try is over; a trial that has said nothing of its engine is free for the next request."""

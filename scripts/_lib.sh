@@ -185,6 +185,12 @@ check_processor() { # before 127 MB are downloaded for nothing
     "$PY" "$ROOT/gateway/demo/checks.py" || exit 1
 }
 
+help_if_asked() { # "$@": with --help, shows what stands at the top of the script, and ends
+    case "${1:-}" in -h | --help) ;; *) return ;; esac
+    sed -n '2,/^[^#]/ { /^#/ { s/^# \{0,1\}//; p } }' "$0"
+    exit 0
+}
+
 tick() { # a dot every two seconds while a quiet step runs
     while sleep 2 && kill -0 $$ 2>/dev/null; do printf .; done
 }
@@ -197,7 +203,7 @@ run_pip() { # [-q] ARGUMENTS…: pip's progress goes to the terminal; so do its 
         ticker=$!
     fi
     "$VENV/bin/python" -m pip install --no-input --disable-pip-version-check --retries 2 "$@" \
-        2> >(tee "$errors" | grep -v 'is ignored: it is neither' >&2) || status=$?
+        2> >(trap '' INT; tee "$errors" | grep -v 'is ignored: it is neither' >&2) || status=$?
     if [ -n "$ticker" ]; then
         kill "$ticker" 2>/dev/null || true
         wait "$ticker" 2>/dev/null || true
@@ -210,6 +216,7 @@ run_pip() { # [-q] ARGUMENTS…: pip's progress goes to the terminal; so do its 
     sleep 0.2 # tee
     trap "rm -f '$errors'" EXIT
     if grep -q 'cancelled by user' "$errors"; then
+        say "Stopped. What has arrived is kept: the next start goes on from there."
         exit 130
     elif grep -qi 'no space left' "$errors"; then
         fail "the disk is full." "Make room (pip also needs some in ${TMPDIR:-/tmp}) and run it again."

@@ -59,6 +59,12 @@ def test_keys_where_none_is_known(text: str, fault: str) -> None:
 
 def test_an_unknown_key_of_an_engine_says_which_engine() -> None:
     assert engine_faults("slot = 1") == ['slot: unknown key; did you mean "slots"?']
+    # Of a key that another table has, if it is as good as the engine's own.
+    assert engine_faults("model = 1") == ['model: unknown key; did you mean "models"?']
+    assert engine_faults("base_url = 1") == ['base_url: unknown key; did you mean "url"?']
+    assert engine_faults("max_num_seqs = 1") == ['max_num_seqs: unknown key; did you mean "slots"?']
+    assert engine_faults("fallbacks = 1") == ["fallbacks: unknown key; it belongs to [[route]]"]
+    assert engine_faults("weight = 1") == ['weight: unknown key; it belongs to "to" of [[route]]']
     assert engine_faults("queue = 1") == ["queue: unknown key; it belongs to [admission]"]
 
 

@@ -97,6 +97,11 @@ def test_a_base_url_with_too_much_or_too_little_is_guessed(path: str, meant: str
     assert ("meant" in message) == (meant is not None)
 
 
+def test_a_slash_too_many_is_pointed_at() -> None:
+    message = unknown_path("/v1/messages/", {"/v1/messages"}).message
+    assert message.startswith("There is no /v1/messages/ here. Is /v1/messages meant?")
+
+
 def test_an_unknown_path_is_told_the_known_ones_and_no_more_than_its_beginning() -> None:
     error = unknown_path("/api/delete" + "x" * 1000, {"/v1/completions", "/api/chat"})
     assert error.code is Code.NOT_FOUND

@@ -14,6 +14,25 @@ from gateway.config.schema import Config
 SIMILARITY = 0.7
 """Of difflib's ratio: one slip in four letters counts; `slots` and `models` don't resemble each other."""
 
+SURELY = 0.85
+"""So much alike that it is meant although another table has a key of just this name: `model` for `models`."""
+
+SYNONYMS = {
+    "baseurl": "url",
+    "address": "url",
+    "endpoint": "url",
+    "type": "kind",
+    "backend": "kind",
+    "parallel": "slots",
+    "concurrency": "slots",
+    "maxnumseqs": "slots",
+    "maxrunningrequests": "slots",
+    "host": "listen",
+    "port": "listen",
+    "bind": "listen",
+}
+"""What others call it, as it is compared: vLLM, SGLang, llama.cpp, and common sense."""
+
 UNITS = ("_seconds", "_bytes")
 CONFIG_TABLE = ""
 
@@ -22,8 +41,10 @@ def key_hint(key: str, table: str) -> str:
     """For a key that `table` (`server`, `server.tls`, `engine`, or "" for the top) doesn't have."""
     tables = _tables()
     here = tables.get(table, ())
-    if near := _spelled_otherwise(key, here):
+    if near := _spelled_otherwise(key, here) or nearest(key, here, SURELY):
         return f'did you mean "{near}"?'
+    if (ours := SYNONYMS.get(_plain(key))) in here:
+        return f'did you mean "{ours}"?'
     for other, keys in tables.items():
         if other != table and key in keys and key.rstrip("s") not in here:
             return f"it belongs to {_place(other)}"
@@ -35,10 +56,10 @@ def key_hint(key: str, table: str) -> str:
     return ""
 
 
-def nearest(word: str, candidates: Iterable[str]) -> str | None:
+def nearest(word: str, candidates: Iterable[str], similarity: float = SIMILARITY) -> str | None:
     """The candidate a typo away from the word, if there is one."""
     by_plain = {_plain(candidate): candidate for candidate in candidates}
-    close = get_close_matches(_plain(word), by_plain, n=1, cutoff=SIMILARITY)
+    close = get_close_matches(_plain(word), by_plain, n=1, cutoff=similarity)
     return by_plain[close[0]] if close else None
 
 
@@ -59,7 +80,10 @@ def _plain(word: str) -> str:
 def _place(table: str) -> str:
     if table == CONFIG_TABLE:
         return "the top of the file"
-    return "[[engine]]" if table == "engine" else f"[{table}]"
+    head, _, inner = table.partition(".")
+    if head not in ("engine", "tenant", "route"):
+        return f"[{table}]"
+    return f'"{inner}" of [[{head}]]' if inner else f"[[{head}]]"
 
 
 @cache
