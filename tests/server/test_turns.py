@@ -64,3 +64,44 @@ async def test_lock_goes_to_who_came_first() -> None:
             nursery.start_soon(take, number)
             await trio.testing.wait_all_tasks_blocked()
     assert order == [0, 1, 2]
+
+
+async def test_lock_that_is_given_back_while_somebody_waits_is_not_free_in_between() -> None:
+    lock, inside, most = QuickLock(), 0, 0
+
+    async def take() -> None:
+        nonlocal inside, most
+        async with lock:
+            inside += 1
+            most = max(most, inside)
+            await trio.lowlevel.checkpoint()
+            inside -= 1
+
+    async with trio.open_nursery() as nursery:
+        async with lock:
+            nursery.start_soon(take)
+            await trio.testing.wait_all_tasks_blocked()
+        assert lock.locked(), "it is handed over"
+        await take()
+    assert most == 1
+    assert not lock.locked()
+
+
+async def test_who_gives_up_waiting_leaves_the_lock_to_the_next() -> None:
+    lock = QuickLock()
+
+    async def take(scope: trio.CancelScope) -> None:
+        with scope:
+            async with lock:
+                pass
+
+    async with trio.open_nursery() as nursery:
+        impatient = trio.CancelScope()
+        async with lock:
+            nursery.start_soon(take, impatient)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(take, trio.CancelScope())
+            await trio.testing.wait_all_tasks_blocked()
+            impatient.cancel()
+    assert impatient.cancelled_caught
+    assert not lock.locked()
