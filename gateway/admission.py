@@ -286,8 +286,8 @@ class Admission:
 class _Held:
     """A slot, from its grant to its return."""
 
-    def __init__(self, admission: Admission, *wanted: Any) -> None:
-        self._admission, self._wanted = admission, wanted
+    def __init__(self, admission: Admission, ticket: Ticket, waiting: Callable[[], None]) -> None:
+        self._admission, self._wanted = admission, (ticket, waiting)
 
     async def __aenter__(self) -> tuple[Engine, Slot]:
         self._engine, self._slot = seat = await self._admission.seat(*self._wanted)

@@ -73,9 +73,9 @@ class DirectTransport(httpx.AsyncBaseTransport):
             await connection.send(pieces, lambda: connected(kept is None))
             while not connection.reply.head_complete:
                 await connection.feed()
-        except BaseException:
-            connection.close()
-            raise
+        finally:
+            if not connection.reply.head_complete:
+                connection.close()
         return Body(self, connection)
 
     async def aclose(self) -> None:

@@ -157,11 +157,11 @@ class Http1(H11Protocol):
                 self._body_left -= len(event.data)
             if self.stream is not None:
                 await self.stream.handle(Body(stream_id=STREAM_ID, data=bytes(event.data)))
-        elif kind is h11.EndOfMessage and self.stream is None:
+        elif kind is h11.EndOfMessage and self.stream is not None:
+            await self.stream.handle(EndBody(stream_id=STREAM_ID))
+        elif kind is h11.EndOfMessage:
             # The answer came early and the rest of the body is dropped: on to the next request.
             await self._maybe_recycle()
-        elif kind is h11.EndOfMessage:
-            await self.stream.handle(EndBody(stream_id=STREAM_ID))  # type: ignore[union-attr]
         # Else it needs data, is paused behind a request, or has ended.
         return kind in {h11.Request, h11.Data}
 
