@@ -25,7 +25,8 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._steps: dict[int, tuple[Callable[[], bool], trio.lowlevel.Task]] = {}
+        self._steps: dict[int, Callable[[], bool]] = {}
+        self._tasks: dict[int, trio.lowlevel.Task] = {}
 
     async def until(self, descriptor: int, step: Callable[[], bool]) -> None:
         """Have ``step`` called whenever there is something to read, until it returns False.
@@ -33,7 +34,8 @@ class Arrivals:
         Raises what ``step`` raises. The socket must stay open meanwhile.
         """
         self._epoll.register(descriptor, select.EPOLLIN)
-        self._steps[descriptor] = (step, trio.lowlevel.current_task())
+        self._steps[descriptor] = step
+        self._tasks[descriptor] = trio.lowlevel.current_task()
 
         def abort(_: object) -> trio.lowlevel.Abort:
             self._forget(descriptor)
@@ -47,26 +49,26 @@ class Arrivals:
             while True:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
                 for descriptor, _ in self._epoll.poll(0, _MOST_AT_ONCE):
-                    self._serve(descriptor)
+                    step = self._steps.get(descriptor)
+                    if step is None:
+                        continue  # What came before it in this turn has cancelled its task.
+                    try:
+                        goes_on = step()
+                    except Exception as error:  # noqa: BLE001 - it is the sleeping task's, and raised there
+                        self._wake(descriptor, step, outcome.Error(error))
+                    else:
+                        if not goes_on:
+                            self._wake(descriptor, step, outcome.Value(None))
         finally:
             self._epoll.close()
 
-    def _serve(self, descriptor: int) -> None:
-        step, task = self._steps.get(descriptor, (None, None))
-        if step is None or task is None:
-            return  # What came before it in this turn has cancelled its task.
-        result: outcome.Outcome[None]
-        try:
-            if step():
-                return
-            result = outcome.Value(None)
-        except Exception as error:  # noqa: BLE001 - it is the sleeping task's, and raised there
-            result = outcome.Error(error)
-        if descriptor in self._steps:
+    def _wake(self, descriptor: int, step: Callable[[], bool], result: outcome.Outcome[None]) -> None:
+        if self._steps.get(descriptor) is step:  # Else the step itself has cancelled its task.
+            task = self._tasks[descriptor]
             self._forget(descriptor)
             trio.lowlevel.reschedule(task, result)
 
     def _forget(self, descriptor: int) -> None:
-        del self._steps[descriptor]
+        del self._steps[descriptor], self._tasks[descriptor]
         with suppress(OSError):  # Of a socket that was closed in spite of all the kernel knows nothing more.
             self._epoll.unregister(descriptor)

@@ -165,12 +165,12 @@ class AsgiClient:
             headers = [*headers, (b"Date", _date(int(trio.current_time())))]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
-    def send_now(self, data: bytes) -> bytes | None:
-        """Send a piece of the body without waiting, if that can be done."""
-        return self._stream.send_now(data) if self._stream is not None else None
+    def outlet(self) -> Callable[[bytes], bytes | None] | None:
+        """Return what sends pieces of the body without waiting, if there is such a way."""
+        return self._stream.send_now if self._stream is not None else None
 
     async def send_rest(self, rest: bytes) -> None:
-        """Send what ``send_now`` has left."""
+        """Send what the outlet has left."""
         assert self._stream is not None
         assert self._stream.lane is not None
         await self._stream.lane.send_rest(rest)

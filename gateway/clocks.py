@@ -23,12 +23,25 @@ _SLACK = 1 / 64
 class EngineClock:
     """The deadline of one call of an engine. All of ``settings``' values are seconds, 0 is off."""
 
+    __slots__ = (
+        "_clock",
+        "_end",
+        "_first_byte",
+        "_idle",
+        "_idling",
+        "_rings",
+        "_total",
+        "_waiting_for",
+        "scope",
+    )
+
     def __init__(self, settings: Stream) -> None:
         self.scope = trio.CancelScope()
         self._first_byte = settings.first_byte_seconds or inf
         self._idle = settings.idle_seconds or inf
         self._total = settings.total_seconds or inf
-        self._end = inf
+        self._end = self._rings = inf
+        self._clock = trio.lowlevel.current_clock()
         self._waiting_for = ""
         self._idling = False
 
@@ -42,12 +55,12 @@ class EngineClock:
         self._expect(self._first_byte, f"no body byte within first_byte_seconds ({self._first_byte:g})")
 
     def next_read(self) -> None:
-        """A read after the first begins."""
+        """A read after the first begins. (It is told for every token, past Trio's layers above the clock.)"""
         if not self._idling:
             self._idling = True
             self._waiting_for = ""
             self._move(self._idle)
-        elif self.scope.deadline < min(trio.current_time() + self._idle, self._end):
+        elif self._rings < self._clock.current_time() + self._idle and self._rings < self._end:
             self._move(self._idle * (1 + _SLACK))
 
     def stand_still(self) -> None:
@@ -69,4 +82,4 @@ class EngineClock:
         self._move(seconds)
 
     def _move(self, seconds: float) -> None:
-        self.scope.deadline = min(trio.current_time() + seconds, self._end)
+        self.scope.deadline = self._rings = min(trio.current_time() + seconds, self._end)

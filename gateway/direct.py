@@ -18,7 +18,7 @@ import trio
 
 from gateway.arrivals import Arrivals
 from gateway.encoding import encoded_request
-from gateway.upstream import UpstreamConnection
+from gateway.upstream import READ_BYTES, UpstreamConnection
 
 KEEPALIVE_SECONDS = 4.0
 """Idle connections are let go before engines close them: uvicorn and llama.cpp do after 5 s."""
@@ -150,9 +150,13 @@ def _words(error: OSError) -> str:
 class Body(httpx.AsyncByteStream):
     """The response, its head there: each step of its body is all that one read brought."""
 
+    __slots__ = ("_connection", "_most", "_take", "_transport", "headers", "status")
+
     def __init__(self, transport: DirectTransport, connection: UpstreamConnection) -> None:
         self._transport = transport
         self._connection: UpstreamConnection | None = connection
+        self._take: Callable[[bytes], int] = len
+        self._most = 0
         self.status, self.headers = connection.reply.status, connection.reply.headers
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -179,26 +183,32 @@ class Body(httpx.AsyncByteStream):
         connection, arrivals = self._connection, self._transport.arrivals
         if connection is None:
             return False
-        reply = connection.reply
-
-        def pass_on() -> bool:
-            nonlocal most
-            connection.feed_now(most)
-            if data := reply.take():
-                most = take(data)
-            return not (not most or reply.complete or reply.failure)
-
-        if data := reply.take():
-            most = take(data)
-        while most:
-            if self._is_over(connection):
-                return False
-            if arrivals is not None:
-                await arrivals.until(connection.descriptor, pass_on)
-            else:
-                await trio.lowlevel.wait_readable(connection.descriptor)
-                pass_on()
+        self._take, self._most = take, min(most, READ_BYTES)
+        try:
+            if data := connection.reply.take():
+                self._most = min(take(data), READ_BYTES)
+            while self._most:
+                if self._is_over(connection):
+                    return False
+                if arrivals is not None:
+                    await arrivals.until(connection.descriptor, self._pass_on)
+                else:
+                    await trio.lowlevel.wait_readable(connection.descriptor)
+                    self._pass_on()
+        finally:
+            self._take = len  # It knows whoever has made it: no cycle is to be left to the collector.
         return True
+
+    def _pass_on(self) -> bool:
+        """Hand on what one read brings. Returns whether that can go on. It is run for every token."""
+        connection = self._connection
+        assert connection is not None
+        reply = connection.reply
+        if parts := connection.read_now(self._most):
+            take = self._take
+            most = take(parts.pop() if len(parts) == 1 else reply.take())
+            self._most = most if most < READ_BYTES else READ_BYTES  # noqa: FURB136 - a step for each token
+        return not (not self._most or reply.complete or reply.failure)
 
     def _is_over(self, connection: UpstreamConnection) -> bool:
         """Whether the response has ended. Raises its failure if it ended so."""

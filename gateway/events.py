@@ -19,6 +19,8 @@ from functools import lru_cache
 
 import msgspec
 
+_LF, _CR = b"\n\r"
+
 _LONGEST_MARKER = 64
 """Bytes kept of an unfinished line: more than any marker has, so that the beginning of a
 longer line is none."""
@@ -67,10 +69,11 @@ def may_begin_error(data: bytes) -> bool:
 class Tail:
     """A body without events: only its framing tells the end."""
 
-    done = False
-    at_boundary = False
-    events = 0
-    content_seen = False
+    __slots__ = ("at_boundary", "content_seen", "done", "events")
+
+    def __init__(self) -> None:
+        self.done = self.at_boundary = self.content_seen = False
+        self.events = 0
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the body."""
@@ -90,7 +93,10 @@ class SseTail(Tail):
     with the empty line. ``content_seen`` turns true with the first line that isn't a comment.
     """
 
+    __slots__ = ("_hints", "_line", "_marker", "_named", "_newlines", "_plain")
+
     def __init__(self, markers: tuple[bytes, ...]) -> None:
+        super().__init__()
         self.at_boundary = True
         self._marker = _marker_pattern(markers)
         self._hints = _hints(markers)
@@ -102,9 +108,14 @@ class SseTail(Tail):
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the body."""
-        if self._plain and self._whole_events(data):
-            self.events += data.count(b"\n\n")
-            return
+        if self._plain and _CR not in data and (end := data.find(b"\n")) > 0:
+            # What engines mostly send: an event of one line, too long for a marker; or several events.
+            if end == len(data) - 2 and end > _LONGEST_MARKER and data[-1] == _LF:
+                self.events += 1
+                return
+            if self._are_whole(data):
+                self.events += data.count(b"\n\n")
+                return
         if self._count(data) and self._named:
             self.done = True
         window = self._line + data
@@ -113,12 +124,15 @@ class SseTail(Tail):
         self._line = window[start : start + _LONGEST_MARKER]
         self._plain = self.content_seen and self._newlines == b"\n\n" and not (self._named or self.done)
 
-    def _whole_events(self, data: bytes) -> bool:
-        """Whether it is what engines mostly send: whole events, with LF alone, none of them the last."""
-        if not data.endswith(b"\n\n") or data.startswith(b"\n") or b"\r" in data or b"\n\n\n" in data:
+    def _are_whole(self, data: bytes) -> bool:
+        """Whether ``data`` is whole events, none of them the last, with LF alone.
+
+        (``find`` is the cheap way to look for bytes: CPython's ``in`` begins with an exception.)
+        """
+        if not data.endswith(b"\n\n") or data.find(b"\n\n\n") >= 0:
             return False
-        for hint in self._hints:  # noqa: SIM110 - for each token, and a generator is a step of its own
-            if hint in data:
+        for hint in self._hints:  # noqa: SIM110 - for each read, and a generator is a step of its own
+            if data.find(hint) >= 0:
                 return False
         return True
 
@@ -176,7 +190,10 @@ class SseTail(Tail):
 class NdjsonTail(Tail):
     """Lines of JSON whose last one has ``"done": true`` (Ollama)."""
 
+    __slots__ = ("_line",)
+
     def __init__(self) -> None:
+        super().__init__()
         self.at_boundary = True
         self._line = b""
 

@@ -19,8 +19,8 @@ class Intake:
     """One answer's bytes, from what the engine sent to what may pass."""
 
     def __init__(self, rewrite: Rewrite, path: str, meter: Meter) -> None:
-        self.measure = meter.feed
-        """To be called with all that comes, before it is sifted."""
+        self.meter = meter
+        """To be fed with all that comes, before it is sifted."""
         self._usage = WithoutUsage() if rewrite.without_usage else None
         self._progress = WithoutProgress(throughout=rewrite.throughout) if rewrite.without_progress else None
         self.sifts = self._usage is not None or self._progress is not None

@@ -80,7 +80,6 @@ class Marks:
         self.phase = Phase.RECEIVING
         self.attempts = 0
         self.status: int | None = None
-        self.bytes = 0
         self.error: GatewayError | None = None
         self.tail = Tail()
         self.spool: Spool | None = None
@@ -105,6 +104,11 @@ class Marks:
         self._upstream_closed: float | None = None
         self._ended: float | None = None
         self._usage: Usage | None = None
+
+    @property
+    def bytes(self) -> int:
+        """How much of the body of its answer the client has been sent."""
+        return self.spool.sent if self.spool is not None else 0
 
     @property
     def outcome(self) -> Outcome:

@@ -22,6 +22,7 @@ from gateway.errors import Code, EngineError, GatewayError, RefusedError
 from gateway.events import NdjsonTail, SseTail, Tail, error_in, may_begin_error
 from gateway.headers import list_size, to_client
 from gateway.intake import Intake
+from gateway.passing import Passing
 from gateway.request import Request
 from gateway.response import Response
 from gateway.spool import PIECE_BYTES, Spool
@@ -41,9 +42,6 @@ RETRIED = frozenset({429, 502, 503, 504})
 
 _FIRST_EVENT_BYTES = 4096
 """Of an error that much is waited for: they are short."""
-
-_LAST_BYTES = 4096
-"""Of a stream's end at least that much is looked at, however small its pieces."""
 
 LET_GO_SECONDS = 1.0
 """How long an engine may take to end its response after it has said that was all."""
@@ -149,21 +147,6 @@ def _head(work: Work, answer: Answer, spool: Spool) -> Response:
     return Response(answer.status, headers, spool, request.tail, route)
 
 
-class _End:
-    """The last bytes of a stream. Of large reads no more is kept: the rest would stay as long as it does."""
-
-    def __init__(self) -> None:
-        self.before = self.last = b""
-
-    def add(self, data: bytes) -> None:
-        if len(data) > _LAST_BYTES:
-            self.before, self.last = b"", data[-_LAST_BYTES:]
-        elif len(self.last) > _LAST_BYTES:
-            self.before, self.last = self.last, data
-        else:
-            self.last += data
-
-
 async def _relay(
     work: Work, answer: Answer, attempt: Attempt, spool: Spool, clock: EngineClock, commit: Commit
 ) -> None:
@@ -171,26 +154,10 @@ async def _relay(
     request, intake = work.request, attempt.intake
     assert intake is not None
 
-    def pass_on(data: bytes) -> None:
-        request.passed(data)
-        spool.push(data)
-
-    measure, end = intake.measure, _End()
-
-    def take(data: bytes) -> int:
-        end.add(data)
-        measure(data)
-        if intake.sifts:
-            data = intake.sift(data)
-        if data:
-            pass_on(data)
-        clock.next_read()
-        return 0 if request.tail.done or spool.full else spool.piece_bytes
-
     more, data = await _beginning(work, answer, attempt, clock, commit)
-    end.add(data)
+    passing = Passing(request, intake, spool, clock)
     if data:
-        pass_on(data)
+        passing.begin(data)
         _begun(work, attempt)
         clock.next_read()
     del data  # It would stay for as long as the stream.
@@ -200,10 +167,10 @@ async def _relay(
             with attempt.holding_back():
                 await spool.room()
             clock.next_read()
-        more = await answer.relay(take, spool.piece_bytes)
+        more = await answer.relay(passing.take, spool.piece_bytes)
     if rest := intake.rest():
-        pass_on(rest)
-    attempt.ended_with(end.before, end.last)
+        passing.pass_on(rest)
+    attempt.ended_with(passing.end.before, passing.end.last)
 
 
 async def _beginning(
@@ -232,7 +199,7 @@ async def _first(
     """
     first = b""
     while data := await answer.receive():
-        intake.measure(data)
+        intake.meter.feed(data)
         first += intake.sift(data)
         if first and not (of_events and _half_an_error(first)):
             return True, first
@@ -261,7 +228,7 @@ async def _gather(work: Work, answer: Answer, attempt: Attempt, intake: Intake, 
         if not data:
             raise _unfinished()
         clock.next_read()
-        intake.measure(data)
+        intake.meter.feed(data)
         if passing := intake.sift(data):
             begins, request.phase = request.phase is not Phase.STREAMING, Phase.STREAMING
             request.tail.feed(passing)

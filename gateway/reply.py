@@ -23,6 +23,21 @@ class Reply:
     kept until what came well before it has been taken.
     """
 
+    __slots__ = (
+        "_head_bytes",
+        "_objection",
+        "_parser",
+        "_until_eof",
+        "begun",
+        "complete",
+        "failure",
+        "head_complete",
+        "headers",
+        "parts",
+        "reusable",
+        "status",
+    )
+
     def __init__(self) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []

@@ -27,14 +27,14 @@ class Response:
     def __post_init__(self) -> None:
         self.length = find(self.headers, b"content-length")
 
-    def is_all(self, sent: int) -> bool:
-        """Whether the client has the whole answer once ``sent`` bytes of the body are sent.
+    def is_all(self) -> bool:
+        """Whether the client has been sent the whole answer.
 
         It can know that before the response is ended: by the length, or by the last event.
         """
         if self.tail.done:
             return self.spool.empty
-        return self.length is not None and self.length == b"%d" % sent
+        return self.length is not None and self.length == b"%d" % self.spool.sent
 
 
 def whole(request: Request, status: int, headers: RawHeaders, body: bytes) -> Response:

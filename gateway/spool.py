@@ -40,11 +40,30 @@ class Spool:
     is any room.
     """
 
+    __slots__ = (
+        "_full_since",
+        "_getter",
+        "_pieces",
+        "_putter",
+        "_taken",
+        "_waiting",
+        "ended",
+        "failure",
+        "held",
+        "limit",
+        "outlet",
+        "piece_bytes",
+        "rest",
+        "sent",
+    )
+
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0
         """Bytes in the spool now, those included that the writer has taken last and is still writing:
         it may be stuck in that write."""
+        self.sent = 0
+        """Bytes that have gone on to the client's connection."""
         self.ended = False
         self.failure: GatewayError | None = None
         """Why the response ended badly; None while it runs and when it ended well."""
@@ -82,8 +101,9 @@ class Spool:
         A writer that keeps up is waiting in :meth:`get`. Then the bytes take the outlet from
         here, and the writer need not be woken for them.
         """
-        if self._waiting and self.outlet is not None and not self.held:
-            rest = self.outlet(data)
+        outlet = self.outlet
+        if self._waiting and outlet is not None and not self.held:
+            rest = outlet(data)
             if rest is not None:
                 if rest:
                     self.rest = rest

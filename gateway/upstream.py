@@ -22,6 +22,8 @@ what came, would leave the heap full of holes too small for the next.)"""
 class UpstreamConnection:
     """A socket, and the response that is being read from it. Raises httpx's exceptions."""
 
+    __slots__ = ("_raw", "_socket", "reply")
+
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._socket = sock
         self._raw: socket.socket = sock._sock  # type: ignore[attr-defined]  # for reads without Trio's layers
@@ -86,17 +88,22 @@ class UpstreamConnection:
     async def feed(self) -> None:
         """Wait until there is something, read once and parse what came."""
         await trio.lowlevel.wait_readable(self._raw)
-        self.feed_now()
+        self.read_now()
 
-    def feed_now(self, most: int = READ_BYTES) -> None:
-        """Read once, at most ``most`` bytes, if there is something, and parse what came."""
+    def read_now(self, most: int = READ_BYTES) -> list[bytes]:
+        """Read once, at most ``most`` bytes (of ``READ_BYTES``), if there is something, and parse what came.
+
+        Returns the body's pieces that nobody has taken yet, as :attr:`gateway.reply.Reply.parts`.
+        """
+        reply = self.reply
         try:
-            size = self._raw.recv_into(_BUFFER, min(most, READ_BYTES))
+            size = self._raw.recv_into(_BUFFER, most)
         except BlockingIOError:
-            return
+            pass
         except OSError as error:
-            if not self.reply.begun:
+            if not reply.begun:
                 raise httpx.ReadError(str(error)) from None
-            self.reply.fail(str(error))
-            return
-        self.reply.feed(_BUFFER[:size])
+            reply.fail(str(error))
+        else:
+            reply.feed(_BUFFER[:size])
+        return reply.parts

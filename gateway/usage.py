@@ -50,6 +50,8 @@ _NOTHING_MADE = frozenset({"/v1/embeddings", "/v1/rerank", "/tokenize", "/api/em
 _BEFORE_CONTENT = {"/v1/chat/completions": 1, "/v1/responses": 4, "/v1/messages": 2}
 """Events at the beginning of a stream that hold nothing generated."""
 
+_LF = ord("\n")
+
 _OLLAMA_WORDS = (b'eval_count"',)
 _OPENAI_WORDS = (b'"usage"',)
 _LLAMACPP_WORDS = (b'"usage"', b'"timings"', b'"prompt_progress"')
@@ -138,11 +140,11 @@ class Meter:
         """Take the next bytes of the body. They are only looked through, once, for a word or two."""
         if self._size is not None:
             self._ends(data)
-        elif self._line or not data.endswith(b"\n"):
+        elif self._line or not data or data[-1] != _LF:
             self._pieces(data)
         else:
             for word in self._words:
-                if word in data:
+                if data.find(word) >= 0:  # Which is cheaper than ``in``: gateway/events.py.
                     self._keep(data)
                     return
 

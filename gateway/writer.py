@@ -21,6 +21,9 @@ from gateway.words import RawHeaders
 
 _HEARTBEAT = b": heartbeat\n\n"
 
+Send = Callable[[bytes], bytes | None]
+"""Sends a piece without waiting. Returns what is left of it for ``send_rest``; None if it could not."""
+
 
 class Writer(Protocol):
     """The way to one client."""
@@ -31,11 +34,11 @@ class Writer(Protocol):
     async def send(self, data: bytes) -> None:
         """Send a piece of the response's body. Returns when it is on its way, not if the client has left."""
 
-    def send_now(self, data: bytes) -> bytes | None:
-        """Send a piece without waiting. Returns what is left for ``send_rest``; None if it could not."""
+    def outlet(self) -> Send | None:
+        """Return what sends pieces without waiting, once the head is sent, if there is such a way."""
 
     async def send_rest(self, rest: bytes) -> None:
-        """Send what ``send_now`` has left."""
+        """Send what the outlet has left."""
 
     async def settled(self) -> None:
         """Wait until the client's connection holds nothing of what was sent: it counts as held till then."""
@@ -54,7 +57,7 @@ async def write(request: Request, client: Writer, response: Response, heartbeat_
     reset a connection whose write was cut in the middle. So the deadline that ``request.stop``
     sets gets the writer out also where the client takes nothing any more.
     """
-    request.status = response.status
+    request.status, request.spool = response.status, response.spool
     if not isinstance(response.tail, SseTail):
         heartbeat_seconds = inf
     with request.writing:
@@ -72,18 +75,19 @@ async def _send(request: Request, client: Writer, response: Response, heartbeat_
     if heartbeat_seconds < inf and not (spool.held or spool.ended):
         # The engine's silence has committed the response; this is the heartbeat it was done for.
         await client.send(_HEARTBEAT)
-    if heartbeat_seconds == inf:  # Heartbeats need the writer's clock, which the outlet would not set back.
-        spool.outlet = _outlet(request, client, response)
+    # Heartbeats need the writer's clock, which the outlet would not set back.
+    if heartbeat_seconds == inf and (send := client.outlet()) is not None:
+        spool.outlet = _Outlet(request, response, send).send
     while True:
         data = await _next(client, response, heartbeat_seconds)
         if spool.rest:
             await client.send_rest(spool.take_rest())
         elif data:
             await client.send(data)
-            request.bytes += len(data)
+            spool.sent += len(data)
         else:
             break
-        if response.is_all(request.bytes):
+        if response.is_all():
             request.answered()
         await client.settled()
     if spool.failure is not None:
@@ -94,21 +98,32 @@ async def _send(request: Request, client: Writer, response: Response, heartbeat_
     request.answered()
 
 
-def _outlet(request: Request, client: Writer, response: Response) -> Callable[[bytes], bytes | None]:
-    """Make the way past the spool: the reader's task sends what needs no waiting itself.
+class _Outlet:
+    """The way past the spool: the reader's task sends what needs no waiting itself.
 
     A token then costs one task's turn, not two. What can't be sent at once is the writer's.
     """
 
-    def send(data: bytes) -> bytes | None:
-        rest = client.send_now(data)
-        if rest is not None:
-            request.bytes += len(data)
-            if not rest and response.is_all(request.bytes):
-                request.answered()
-        return rest
+    __slots__ = ("_may_be_all", "_request", "_response", "_send", "_spool", "_tail")
 
-    return send
+    def __init__(self, request: Request, response: Response, send: Send) -> None:
+        self._request = request
+        self._response = response
+        self._spool = response.spool
+        self._tail = response.tail
+        self._may_be_all = response.length is not None
+        """Also before the last event."""
+        self._send = send
+
+    def send(self, data: bytes) -> bytes | None:
+        """Send a piece, as :data:`Send` says; note when it was the last one."""
+        send = self._send
+        rest = send(data)
+        if rest is not None:
+            self._spool.sent += len(data)
+            if not rest and (self._tail.done or self._may_be_all) and self._response.is_all():
+                self._request.answered()
+        return rest
 
 
 async def _next(client: Writer, response: Response, heartbeat_seconds: float) -> bytes:

@@ -256,12 +256,13 @@ class FakeClient:
         if await self._written():
             self._take(data)
 
-    def send_now(self, data: bytes) -> bytes | None:
-        """Take what it can without waiting; the rest is for ``send_rest``."""
-        if not self.at_once or self._gone() or not self._flowing.is_set():
-            return None
-        self._take(data[: self.at_once])
-        return data[self.at_once :]
+    def outlet(self) -> Callable[[bytes], bytes | None]:
+        return self._take_now
+
+    def _take_now(self, data: bytes) -> bytes | None:
+        if now := self.at_once if self._flowing.is_set() and not self._gone() else 0:
+            self._take(data[:now])
+        return data[now:] if now else None
 
     send_rest = send
 
@@ -269,7 +270,6 @@ class FakeClient:
         await self._written()
 
     async def finish(self) -> None:
-        """Take the good end."""
         if await self._written():
             self.finished = True
 

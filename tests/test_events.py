@@ -274,7 +274,8 @@ def test_after_an_overlong_line_the_next_one_is_read_as_ever() -> None:
 
 
 def kept(tail: Tail) -> int:
-    return sum(len(value) for value in vars(tail).values() if isinstance(value, bytes))
+    names = [name for kind in type(tail).__mro__ for name in getattr(kind, "__slots__", ())]
+    return sum(len(value) for name in names if isinstance(value := getattr(tail, name), bytes))
 
 
 @pytest.mark.parametrize("piece", [b"x" * 65536, b"data: " + b"y" * 1000, b": c\n", b"\n" * 1000, b"\r\n\r"])

@@ -13,6 +13,7 @@ from gateway.errors import Code, EngineError, GatewayError
 from gateway.events import SseTail
 from gateway.headers import Caller
 from gateway.request import Request
+from gateway.spool import Spool
 from gateway.words import Phase
 
 STOP = GatewayError(Code.CANCELLED, "The request was cancelled by an operator.")
@@ -54,7 +55,8 @@ async def test_the_record_of_a_stream(autojump_clock: MockClock) -> None:
     request.passed(b"data: {}\n\n")
     await trio.sleep(1)
     request.passed(b"data: [DONE]\n\n")
-    request.bytes = 40
+    request.spool = Spool(100)
+    request.spool.sent = 40
     request.upstream_closed()
     request.answered()
     await trio.sleep(1)

@@ -92,7 +92,10 @@ async def test_the_callers_own_id_is_echoed() -> None:
 
 def test_by_its_length_a_client_knows_that_it_has_all() -> None:
     response = Response(200, [(b"content-LENGTH", b"10")], Spool(100), Tail())
-    assert [response.is_all(sent) for sent in (0, 9, 10, 11)] == [False, False, True, False]
+    told = []
+    for response.spool.sent in (0, 9, 10, 11):
+        told.append(response.is_all())
+    assert told == [False, False, True, False]
 
 
 async def test_by_the_last_event_a_client_knows_that_it_has_all() -> None:
@@ -100,12 +103,13 @@ async def test_by_the_last_event_a_client_knows_that_it_has_all() -> None:
     response = Response(200, [], spool, tail)
     tail.feed(b"data: [DONE]\n\n")
     spool.push(b"data: [DONE]\n\n")
-    assert not response.is_all(0)
+    assert not response.is_all()
     await spool.get()
-    assert response.is_all(14)
+    assert response.is_all()
 
 
 def test_without_length_or_last_event_only_the_end_tells() -> None:
     response = Response(200, [], Spool(100), SseTail(ROUTES["/v1/completions"].markers))
-    assert not response.is_all(0)
-    assert not response.is_all(100)
+    assert not response.is_all()
+    response.spool.sent = 100
+    assert not response.is_all()

@@ -25,7 +25,7 @@ from hypercorn.typing import ConnectionState, LifespanState
 from gateway.server import peer
 from gateway.server.http1 import Http1
 from gateway.server.http2 import Http2
-from gateway.server.locks import QuickLock
+from gateway.server.outgoing import ClientStream
 from gateway.server.shared import Shared
 from gateway.server.stall import StallClock
 
@@ -51,9 +51,10 @@ class Connection(TCPServer):
     def __init__(self, shared: Shared, stream: Any) -> None:
         super().__init__(shared.app, shared.config, shared.context, LifespanState({}), stream)
         self.stream: Any = stream
-        self.send_lock: Any = QuickLock()
+        self._transport: ClientStream = getattr(stream, "transport_stream", stream)
+        self.send_lock: Any = self._transport.lock
         self._shared = shared
-        self._socket = getattr(stream, "transport_stream", stream).socket
+        self._socket = self._transport.socket
         self._http: Any = None
         self._make: Any = None
         self._closing = False
@@ -131,7 +132,7 @@ class Connection(TCPServer):
                 abort=self.abort,
                 fault=self._shared.fault,
                 gone=lambda: self._gone,
-                write_now=self._write_now if self._shared.short_way and not tls else None,
+                write_now=self._transport.write_now if self._shared.short_way and not tls else None,
             )
             self._http = self._make(Http2 if alpn == "h2" else Http1)
             await self._http.initiate()
@@ -156,10 +157,10 @@ class Connection(TCPServer):
                 await self._handle(bytes(data))
                 if self._gone and self._http.full():
                     break
-        if self.send_lock.locked():
+        if self.send_lock.held:
             # The client has left; nobody will ever take what is stuck in the write.
             self.abort()
-        self._over = True
+        self._over = self._transport.closed_to_writers = True
         await self._http.handle(Closed())
 
     async def _handle(self, data: bytes) -> None:
@@ -195,15 +196,6 @@ class Connection(TCPServer):
             return bool(context.terminated.is_set())
         return context.ending
 
-    def _write_now(self, data: bytes) -> int:
-        """Write what the socket takes without waiting; return how many bytes that was."""
-        if self._closing or self._over or self.send_lock.locked():
-            return 0
-        try:
-            return int(self.stream.send_now(data))
-        except OSError:
-            return 0  # It is full, or broken; whoever waits for it finds out.
-
     async def _write(self, data: bytes) -> None:
         try:
             async with self.send_lock:
@@ -221,7 +213,7 @@ class Connection(TCPServer):
         """Say that we have said all; the reading goes on for a moment."""
         if self._closing:
             return
-        self._closing = True
+        self._closing = self._transport.closed_to_writers = True
         self._idle_since = inf
         now = trio.current_time()
         self._linger_until = now + LINGER_SECONDS
@@ -229,9 +221,8 @@ class Connection(TCPServer):
         with trio.CancelScope(shield=True):
             try:
                 # TLS has no half-close in Trio. The transport's FIN says enough.
-                transport = getattr(self.stream, "transport_stream", self.stream)
                 async with self.send_lock:
-                    await transport.send_eof()
+                    await self._transport.send_eof()
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 self._reading.cancel()
 
@@ -260,7 +251,7 @@ class Connection(TCPServer):
 
     def look_after(self, now: float) -> None:
         """Cut off a client that has stalled or vanished. ``now`` is Trio's clock."""
-        http, writing = self._http, self.send_lock.locked()
+        http, writing = self._http, self.send_lock.held
         if http is None or not (writing or http.open_streams()):
             # The kernel isn't asked: there may be thousands of them.
             self._stall_clock.rest(now)

@@ -221,11 +221,11 @@ class Http1(H11Protocol):
     def _write_some(self, data: bytes) -> int:
         """Write what the socket takes at once, the head first; return how much of ``data`` that was."""
         assert self._write_now is not None
-        if not self._head:
-            return self._write_now(data)
         head = self._head
-        sent = self._write_now(head + data)
+        sent = self._write_now(head + data if head else data)
         self._head = head[sent:]
+        if sent >= len(head) and isinstance(self.stream, HttpStream) and self.stream.lane is not None:
+            self.stream.lane.write_now = self._write_now  # What follows needs no step of ours any more.
         return max(0, sent - len(head))
 
     def _body_may_not_come(self) -> bool:

@@ -20,6 +20,8 @@ LARGE_BYTES = 16 * 1024
 class Lane:
     """Sends one response's body pieces. ``write_now`` sends without waiting, ``write`` waits."""
 
+    __slots__ = ("_chunked", "_write", "write_now")
+
     def __init__(
         self,
         write_now: Callable[[bytes], int],
@@ -27,7 +29,7 @@ class Lane:
         *,
         chunked: bool,
     ) -> None:
-        self._write_now = write_now
+        self.write_now = write_now
         self._write = write
         self._chunked = chunked
 
@@ -37,8 +39,9 @@ class Lane:
         Returns what is left, framed, for :meth:`send_rest`; None if nothing could be sent,
         not even in part.
         """
-        framed = self._framed(data)
-        sent = self._write_now(framed)
+        framed = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+        write_now = self.write_now  # (Called as a method it would be looked for as one, at each token.)
+        sent = write_now(framed)
         return framed[sent:] if sent else None
 
     async def send_rest(self, framed: bytes) -> None:
@@ -52,11 +55,12 @@ class Lane:
         client doesn't read.
         """
         if not self._chunked:
-            await self._after(self._write_now(data), data)
+            await self._after(self.write_now(data), data)
         elif len(data) > LARGE_BYTES:
             await self._after(0, b"%x\r\n" % len(data), data, b"\r\n")
         else:
-            await self._after(self._write_now(self._framed(data)), b"%x\r\n" % len(data), data, b"\r\n")
+            framed = b"%x\r\n%b\r\n" % (len(data), data)
+            await self._after(self.write_now(framed), b"%x\r\n" % len(data), data, b"\r\n")
 
     async def _after(self, sent: int, *pieces: bytes) -> None:
         """Send all but the first ``sent`` bytes."""
@@ -64,6 +68,3 @@ class Lane:
             if sent < len(piece):
                 await self._write(memoryview(piece)[sent:])
             sent = max(0, sent - len(piece))
-
-    def _framed(self, data: bytes) -> bytes:
-        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data

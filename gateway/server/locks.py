@@ -12,21 +12,20 @@ class QuickLock:
     nobody contends for before its first byte.
     """
 
+    __slots__ = ("_waiting", "held")
+
     def __init__(self) -> None:
-        self._held = False
+        self.held = False
+        """Whether somebody holds it."""
         self._waiting = trio.lowlevel.ParkingLot()
 
-    def locked(self) -> bool:
-        """Return whether somebody holds it."""
-        return self._held
-
     async def __aenter__(self) -> None:
-        if self._held:
+        if self.held:
             await self._waiting.park()  # It is handed over, held.
-        self._held = True
+        self.held = True
 
     async def __aexit__(self, *_: object) -> None:
         if self._waiting:
             self._waiting.unpark()
         else:
-            self._held = False
+            self.held = False

@@ -16,6 +16,7 @@ from typing import Any
 
 import trio
 
+from gateway.server.locks import QuickLock
 from gateway.server.stall import SLOWEST_BYTES_PER_SECOND
 
 _MERGED = 17
@@ -50,16 +51,36 @@ class ClientStream(trio.abc.HalfCloseableStream):
 
     (And without the context manager in which Trio translates errors: on Python 3.13 a client's
     reset would leave a cycle with its connection in it.)
+
+    ``lock`` is its writers'; ``closed_to_writers``: nothing more is to be written without waiting.
     """
+
+    __slots__ = ("_grain", "_looked", "_new", "_raw", "_taken", "closed_to_writers", "lock", "socket")
 
     def __init__(self, sock: trio.socket.SocketType, *, stall_seconds: float) -> None:
         self.socket = sock
+        self.lock = QuickLock()
+        self.closed_to_writers = False
         self._raw: socket.socket = sock._sock  # type: ignore[attr-defined]  # for writes without Trio's layers
         self._grain = grain(stall_seconds) if sock.family != socket.AF_UNIX else 0
         self._taken = 0.0
         """A bucket of the bytes taken that leaks at the pace of whoever isn't quick."""
         self._looked = trio.current_time()
         self._new = True
+
+    def write_now(self, data: bytes) -> int:
+        """Write what the socket takes without waiting, while nobody else writes; return how many bytes.
+
+        That is 0 also where the connection is broken: whoever waits for it finds out.
+        """
+        if self.lock.held or self.closed_to_writers:
+            return 0
+        try:
+            if len(data) <= self._grain:  # As :meth:`send_now` does, without its step: for every token.
+                return self._raw.send(data, socket.MSG_EOR)
+            return self.send_now(data)
+        except OSError:
+            return 0
 
     def send_now(self, data: Any) -> int:
         """Write what the socket takes without waiting; return how many bytes that was.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 import trio
@@ -52,7 +53,11 @@ class LaneClient:
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self.finished = False
-        self.send_now, self.send_rest, self.send = lane.send_now, lane.send_rest, lane.send
+        self.send_rest, self.send = lane.send_rest, lane.send
+
+    def outlet(self) -> Callable[[bytes], bytes | None]:
+        """Return the lane's way for pieces that need no waiting."""
+        return self._lane.send_now
 
     async def settled(self) -> None:
         """Hold nothing."""

@@ -47,8 +47,8 @@ async def test_free_lock_takes_no_turn() -> None:
     lock = QuickLock()
     with trio.testing.assert_no_checkpoints():
         async with lock:
-            assert lock.locked()
-    assert not lock.locked()
+            assert lock.held
+    assert not lock.held
 
 
 async def test_lock_goes_to_who_came_first() -> None:
@@ -81,10 +81,10 @@ async def test_lock_that_is_given_back_while_somebody_waits_is_not_free_in_betwe
         async with lock:
             nursery.start_soon(take)
             await trio.testing.wait_all_tasks_blocked()
-        assert lock.locked(), "it is handed over"
+        assert lock.held, "it is handed over"
         await take()
     assert most == 1
-    assert not lock.locked()
+    assert not lock.held
 
 
 async def test_who_gives_up_waiting_leaves_the_lock_to_the_next() -> None:
@@ -104,4 +104,4 @@ async def test_who_gives_up_waiting_leaves_the_lock_to_the_next() -> None:
             await trio.testing.wait_all_tasks_blocked()
             impatient.cancel()
     assert impatient.cancelled_caught
-    assert not lock.locked()
+    assert not lock.held

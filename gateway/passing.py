@@ -1,0 +1,91 @@
+"""What is done with each piece of a body on its way from the engine into the spool.
+
+It is run for every token, and until a stream's next one the processor's caches have forgotten what its
+objects hold: a line fetched anew costs as much as twenty calls. So what a token needs is together in
+few objects with slots, and what most tokens don't need isn't touched.
+"""
+
+from __future__ import annotations
+
+from gateway.clocks import EngineClock
+from gateway.intake import Intake
+from gateway.request import Request
+from gateway.spool import Spool
+
+_LAST_BYTES = 4096
+"""Of a stream's end at least that much is looked at, however small its pieces."""
+
+
+_WORD = b"error"
+"""It stands in every error that is told in a stream: :func:`gateway.events.error_in`."""
+
+_LF = ord("\n")
+
+
+class End:
+    """The last bytes of a stream, from the first piece on that may belong to an error.
+
+    Of large pieces no more is kept than is looked at: the rest would stay as long as it does.
+    """
+
+    __slots__ = ("before", "last")
+
+    def __init__(self) -> None:
+        self.before = self.last = b""
+
+    def add(self, data: bytes) -> None:
+        """Take the next piece; let go of all of it if it is whole lines without the word."""
+        if len(data) > _LAST_BYTES:
+            self.before, self.last = b"", data[-_LAST_BYTES:]
+        elif len(self.last) > _LAST_BYTES:
+            self.before, self.last = self.last, data
+        else:
+            self.last += data
+        if self.last.endswith(b"\n") and _WORD not in self.before + self.last:
+            self.before = self.last = b""
+
+
+class Passing:
+    """One answer's way into ``spool``; :meth:`take` is what :meth:`gateway.engine.Answer.relay` takes."""
+
+    __slots__ = ("_begun", "_clock", "_intake", "_meter", "_request", "_sifts", "_spool", "_tail", "end")
+
+    def __init__(self, request: Request, intake: Intake, spool: Spool, clock: EngineClock) -> None:
+        self._request = request
+        self._intake = intake
+        self._meter = intake.meter
+        self._spool = spool
+        self._clock = clock
+        self._tail = request.tail
+        self._begun = False
+        """There has been content: nothing of a token is news to the request any more."""
+        self._sifts = intake.sifts
+        self.end = End()
+
+    def take(self, data: bytes) -> int:
+        """Pass on what one read brought; return how much the next may bring, 0 to have no more for now."""
+        end, tail, spool = self.end, self._tail, self._spool
+        if data[-1] != _LF or end.last or data.find(_WORD, -_LAST_BYTES) >= 0:
+            end.add(data)
+        self._meter.feed(data)
+        if self._sifts:
+            data = self._intake.sift(data)
+            self._sifts = self._intake.sifts
+        if self._begun and data:
+            tail.feed(data)
+            spool.push(data)
+        elif data:
+            self.pass_on(data)
+        self._clock.next_read()
+        return 0 if tail.done or spool.held >= spool.limit else spool.piece_bytes
+
+    def begin(self, data: bytes) -> None:
+        """Pass on what the answer begins with, which is measured and sifted already."""
+        self.end.add(data)
+        self.pass_on(data)
+
+    def pass_on(self, data: bytes) -> None:
+        """Have the client get ``data``, which is measured and sifted."""
+        self._request.passed(data)
+        self._begun = self._tail.content_seen
+        self._spool.push(data)
