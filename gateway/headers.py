@@ -33,6 +33,7 @@ _NOT_UP = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding
 """Not sent to engines as they came: hop-by-hop, made anew, or (``Expect``) answered here."""
 
 _FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
+_OF_THE_WAY = _FORWARDED | {b"host"}
 CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key", b"cookie"})
 _NOT_DOWN = HOP_BY_HOP | {b"x-request-id", b"x-gateway-model"}
 """Not sent to clients as they came: these two are for us to say."""
@@ -120,23 +121,23 @@ def to_engine(
     if named := named_by_connection(headers):
         removed = policy.removed | named
     up: RawHeaders = [(b"Host", policy.host)]
-    forwarded_for = host = b""
+    said: dict[bytes, bytes] = {}
     for name, value in headers:
         lowered = name.lower()
-        if lowered == b"x-forwarded-for":
-            forwarded_for += value + b", "
-        elif lowered == b"host":
-            host = value
+        if lowered in _OF_THE_WAY:
+            if lowered == b"x-forwarded-for" and lowered in said:
+                said[lowered] += b", " + value
+            else:
+                said.setdefault(lowered, value)
         if lowered not in removed:
             up.append((name, value))
     up.append((b"Accept-Encoding", b"identity"))
     up.append((b"X-Request-Id", request_id.encode("ascii")))
-    if caller.address:
-        up.append((b"X-Forwarded-For", forwarded_for + caller.address.encode("ascii")))
-    elif forwarded_for:
-        up.append((b"X-Forwarded-For", forwarded_for[:-2]))
-    up.append((b"X-Forwarded-Proto", find(headers, b"x-forwarded-proto") or caller.scheme.encode("ascii")))
-    if forwarded_host := find(headers, b"x-forwarded-host") or host:
+    hops = [hop for hop in (said.get(b"x-forwarded-for"), caller.address.encode("ascii")) if hop]
+    if hops:
+        up.append((b"X-Forwarded-For", b", ".join(hops)))
+    up.append((b"X-Forwarded-Proto", said.get(b"x-forwarded-proto") or caller.scheme.encode("ascii")))
+    if forwarded_host := said.get(b"x-forwarded-host") or said.get(b"host"):
         up.append((b"X-Forwarded-Host", forwarded_host))
     if policy.api_key is not None:
         up.append((b"Authorization", b"Bearer " + policy.api_key.encode("utf-8")))

@@ -40,8 +40,8 @@ class Request(Marks):
     ) -> None:
         super().__init__(method=method, path=path, query=query, headers=headers, caller=caller)
         self.whole: trio.CancelScope | None = None
-        self.pending = trio.CancelScope()
-        self.reading = trio.CancelScope()
+        self.pending: trio.CancelScope | None = None
+        self.reading: trio.CancelScope | None = None
         self.writing = trio.CancelScope()
         self._answered = False
         self._stopped_by: GatewayError | None = None
@@ -122,7 +122,9 @@ class Request(Marks):
 
     async def unless_stopped(self, doing: Awaitable[T]) -> T:
         """Wait for what comes before an engine is called. Raises what it is stopped by meanwhile."""
-        with self.pending:
+        with trio.CancelScope() as self.pending:
+            if self._stopped_by is not None:
+                self.pending.cancel()
             return await doing
         assert self._stopped_by is not None
         raise self._stopped_by
@@ -139,8 +141,9 @@ class Request(Marks):
         else:
             self._stopped_by = reason
             self._cut_short()
-            self.pending.cancel()
-            self.reading.cancel()
+            for scope in (self.pending, self.reading):
+                if scope is not None:
+                    scope.cancel()
             self.writing.deadline = min(self.writing.deadline, trio.current_time() + farewell_seconds)
 
     def _cut_short(self) -> None:

@@ -199,11 +199,22 @@ async def test_a_stop_cancels_the_engines_side_and_leaves_the_client_a_second(
     autojump_clock: MockClock,
 ) -> None:
     request = make()
-    request.stop(STOP)
-    for scope in (request.pending, request.reading):
-        with scope:
+    request.reading = trio.CancelScope()
+    stopped = []
+
+    async def prepare() -> None:
+        with pytest.raises(GatewayError) as told:
+            await request.unless_stopped(trio.sleep_forever())
+        stopped.append(told.value)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prepare)
+        await wait_all_tasks_blocked()
+        request.stop(STOP)
+        with request.reading:
             await trio.lowlevel.checkpoint()
-        assert scope.cancelled_caught
+    assert request.reading.cancelled_caught
+    assert stopped == [STOP]
     start = trio.current_time()
     with request.writing:
         await trio.sleep(100)
