@@ -204,7 +204,7 @@ async def test_a_stop_cancels_the_engines_side_and_leaves_the_client_a_second(
 
     async def prepare() -> None:
         with pytest.raises(GatewayError) as told:
-            await request.unless_stopped(trio.sleep_forever())
+            await request.unless_stopped(trio.Event().wait())
         stopped.append(told.value)
 
     async with trio.open_nursery() as nursery:
