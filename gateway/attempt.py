@@ -183,10 +183,10 @@ class Attempt:
         reason = "it tells an error in its stream"
         self.engine.health.failed(self.slot, trio.current_time(), reason, begun=begun)
 
-    def ended_with(self, *pieces: bytes) -> None:
-        """The stream has ended, with these pieces as its last: there may be an error in them."""
+    def ended_with(self, end: bytes) -> None:
+        """The stream has ended, with these bytes as its last: there may be an error in them."""
         of_events = isinstance(self._request.tail, SseTail | NdjsonTail)
-        if of_events and not self._refused and error_in(b"".join(pieces)) is not None:
+        if of_events and not self._refused and error_in(end) is not None:
             self.told_an_error(begun=True)
 
     def begun(self) -> None:

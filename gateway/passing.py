@@ -16,33 +16,12 @@ _LAST_BYTES = 4096
 """Of a stream's end at least that much is looked at, however small its pieces."""
 
 
+_MOST_KEPT_BYTES = 2 * _LAST_BYTES
+
 _WORD = b"error"
 """It stands in every error that is told in a stream: :func:`gateway.events.error_in`."""
 
 _LF = ord("\n")
-
-
-class End:
-    """The last bytes of a stream, from the first piece on that may belong to an error.
-
-    Of large pieces no more is kept than is looked at: the rest would stay as long as it does.
-    """
-
-    __slots__ = ("before", "last")
-
-    def __init__(self) -> None:
-        self.before = self.last = b""
-
-    def add(self, data: bytes) -> None:
-        """Take the next piece; let go of all of it if it is whole lines without the word."""
-        if len(data) > _LAST_BYTES:
-            self.before, self.last = b"", data[-_LAST_BYTES:]
-        elif len(self.last) > _LAST_BYTES:
-            self.before, self.last = self.last, data
-        else:
-            self.last += data
-        if self.last.endswith(b"\n") and _WORD not in self.before + self.last:
-            self.before = self.last = b""
 
 
 class Passing:
@@ -60,20 +39,21 @@ class Passing:
         self._begun = False
         """There has been content: nothing of a token is news to the request any more."""
         self._sifts = intake.sifts
-        self.end = End()
+        self.end = b""
+        """The last bytes, from the first piece on that may belong to an error."""
 
     def take(self, data: bytes) -> int:
         """Pass on what one read brought; return how much the next may bring, 0 to have no more for now."""
-        end, tail, spool = self.end, self._tail, self._spool
-        if data[-1] != _LF or end.last or data.find(_WORD, -_LAST_BYTES) >= 0:
-            end.add(data)
+        tail, spool = self._tail, self._spool
+        if data[-1] != _LF or self.end or data.find(_WORD, -_LAST_BYTES) >= 0:
+            self._keep(data)
         self._meter.feed(data)
         if self._sifts:
             data = self._intake.sift(data)
             self._sifts = self._intake.sifts
         if self._begun and data:
             tail.feed(data)
-            spool.push(data)
+            spool.push(data, tail.done)
         elif data:
             self.pass_on(data)
         self._clock.next_read()
@@ -81,11 +61,22 @@ class Passing:
 
     def begin(self, data: bytes) -> None:
         """Pass on what the answer begins with, which is measured and sifted already."""
-        self.end.add(data)
+        self._keep(data)
         self.pass_on(data)
+
+    def _keep(self, data: bytes) -> None:
+        """Keep the next piece of a possible error; let go of all if it is whole lines without the word."""
+        end = self.end + data[-_LAST_BYTES:]
+        if end.endswith(b"\n") and end.find(_WORD) < 0:
+            end = b""
+        elif len(end) > _MOST_KEPT_BYTES:
+            # Cut between two lines, if it can be: what stands in the middle of one is no error.
+            line = end.rfind(b"\n", 0, -_LAST_BYTES) + 1
+            end = end[line or -_LAST_BYTES :]
+        self.end = end
 
     def pass_on(self, data: bytes) -> None:
         """Have the client get ``data``, which is measured and sifted."""
         self._request.passed(data)
         self._begun = self._tail.content_seen
-        self._spool.push(data)
+        self._spool.push(data, self._tail.done)

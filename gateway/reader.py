@@ -170,7 +170,7 @@ async def _relay(
         more = await answer.relay(passing.take, spool.piece_bytes)
     if rest := intake.rest():
         passing.pass_on(rest)
-    attempt.ended_with(passing.end.before, passing.end.last)
+    attempt.ended_with(passing.end)
 
 
 async def _beginning(

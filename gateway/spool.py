@@ -47,10 +47,12 @@ class Spool:
         "_putter",
         "_taken",
         "_waiting",
+        "counted",
         "ended",
         "failure",
         "held",
         "limit",
+        "note_all",
         "outlet",
         "piece_bytes",
         "rest",
@@ -72,6 +74,10 @@ class Spool:
         self.outlet: Callable[[bytes], bytes | None] | None = None
         """Sends a piece on at once, past the spool, while the writer has nothing else to do. Returns
         what is left of it for :attr:`rest`, ``b""`` if nothing is, None if it could not."""
+        self.note_all: Callable[[], object] = bool
+        """Called when the outlet has sent what may be the last piece: see :meth:`push`."""
+        self.counted = False
+        """Any piece may be the last: the length is known."""
         self.rest = b""
         """What the outlet began to send: it goes before everything else, as it is."""
         self._waiting = False
@@ -95,8 +101,8 @@ class Spool:
         """Whether the writer has taken everything."""
         return not self._pieces and not self.rest
 
-    def push(self, data: bytes) -> None:
-        """Add bytes without waiting. Call it only while not ``full``.
+    def push(self, data: bytes, last: bool = False) -> None:
+        """Add bytes without waiting, the ``last`` ones perhaps. Call it only while not ``full``.
 
         A writer that keeps up is waiting in :meth:`get`. Then the bytes take the outlet from
         here, and the writer need not be woken for them.
@@ -105,10 +111,13 @@ class Spool:
         if self._waiting and outlet is not None and not self.held:
             rest = outlet(data)
             if rest is not None:
+                self.sent += len(data)
                 if rest:
                     self.rest = rest
                     self.held = len(rest)
                     self._getter.unpark()
+                elif last or self.counted:
+                    self.note_all()
                 return
         self._pieces.append(data)
         self.held += len(data)

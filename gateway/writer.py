@@ -7,6 +7,7 @@ be stuck for as long as the client likes; nothing of the engine's hangs on it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Protocol
 
@@ -75,9 +76,11 @@ async def _send(request: Request, client: Writer, response: Response, heartbeat_
     if heartbeat_seconds < inf and not (spool.held or spool.ended):
         # The engine's silence has committed the response; this is the heartbeat it was done for.
         await client.send(_HEARTBEAT)
-    # Heartbeats need the writer's clock, which the outlet would not set back.
-    if heartbeat_seconds == inf and (send := client.outlet()) is not None:
-        spool.outlet = _Outlet(request, response, send).send
+    # The reader's task sends what needs no waiting itself, past the spool: a token then costs one turn of a
+    # task, not two. But heartbeats need the writer's clock, which the outlet would not set back.
+    if heartbeat_seconds == inf:
+        spool.note_all, spool.counted = partial(_note_all, request, response), response.length is not None
+        spool.outlet = client.outlet()
     while True:
         data = await _next(client, response, heartbeat_seconds)
         if spool.rest:
@@ -87,8 +90,7 @@ async def _send(request: Request, client: Writer, response: Response, heartbeat_
             spool.sent += len(data)
         else:
             break
-        if response.is_all():
-            request.answered()
+        _note_all(request, response)
         await client.settled()
     if spool.failure is not None:
         request.failed(spool.failure)
@@ -98,32 +100,9 @@ async def _send(request: Request, client: Writer, response: Response, heartbeat_
     request.answered()
 
 
-class _Outlet:
-    """The way past the spool: the reader's task sends what needs no waiting itself.
-
-    A token then costs one task's turn, not two. What can't be sent at once is the writer's.
-    """
-
-    __slots__ = ("_may_be_all", "_request", "_response", "_send", "_spool", "_tail")
-
-    def __init__(self, request: Request, response: Response, send: Send) -> None:
-        self._request = request
-        self._response = response
-        self._spool = response.spool
-        self._tail = response.tail
-        self._may_be_all = response.length is not None
-        """Also before the last event."""
-        self._send = send
-
-    def send(self, data: bytes) -> bytes | None:
-        """Send a piece, as :data:`Send` says; note when it was the last one."""
-        send = self._send
-        rest = send(data)
-        if rest is not None:
-            self._spool.sent += len(data)
-            if not rest and (self._tail.done or self._may_be_all) and self._response.is_all():
-                self._request.answered()
-        return rest
+def _note_all(request: Request, response: Response) -> None:
+    if response.is_all():
+        request.answered()
 
 
 async def _next(client: Writer, response: Response, heartbeat_seconds: float) -> bytes:

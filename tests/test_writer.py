@@ -39,7 +39,7 @@ class Answer:
     def put(self, data: bytes) -> None:
         self.request.passed(data)
         self.tail.feed(data)
-        self.spool.push(data)
+        self.spool.push(data, self.tail.done)
 
     async def write(self, heartbeat_seconds: float = inf) -> None:
         await write(self.request, self.client, self.response, heartbeat_seconds)

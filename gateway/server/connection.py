@@ -132,7 +132,7 @@ class Connection(TCPServer):
                 abort=self.abort,
                 fault=self._shared.fault,
                 gone=lambda: self._gone,
-                write_now=self._transport.write_now if self._shared.short_way and not tls else None,
+                out=self._transport if self._shared.short_way and not tls else None,
             )
             self._http = self._make(Http2 if alpn == "h2" else Http1)
             await self._http.initiate()

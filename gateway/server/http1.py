@@ -25,7 +25,7 @@ from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protoco
 from hypercorn.utils import suppress_body
 
 from gateway.server.heads import framing_apart, refusal_of
-from gateway.server.lane import Lane
+from gateway.server.lane import Lane, Out
 from gateway.server.locks import QuickLock
 from gateway.server.stream import Head, HttpStream
 
@@ -59,14 +59,14 @@ class Http1(H11Protocol):
         abort: Callable[[], None],
         fault: Callable[[BaseException], None],
         gone: Callable[[], bool],
-        write_now: Callable[[bytes], int] | None,
+        out: Out | None,
     ) -> None:
         super().__init__(*context)
         self.context: Any = self.context
         self._abort = abort
         self._fault = fault
         self._gone = gone
-        self._write_now = write_now
+        self._out = out
         self._handling = QuickLock()
         self._resumed = trio.lowlevel.ParkingLot()
         self._body_left: int | None = None
@@ -206,10 +206,10 @@ class Http1(H11Protocol):
 
     def _open_lane(self, status: int, *, counted: bool) -> None:
         """Give the response's body its short way, if h11 need not count it."""
-        stream, can = self.stream, self._write_now is not None and not counted
+        stream, can = self.stream, self._out is not None and not counted
         if can and isinstance(stream, HttpStream) and not suppress_body(stream.scope["method"], status):
             chunked = stream.scope["http_version"] != "1.0"
-            stream.lane = Lane(self._write_some, self._write_all, chunked=chunked)
+            stream.lane = Lane(self, self._write_all, chunked=chunked)
             stream.send_now = stream.lane.send_now
 
     async def _write_all(self, data: bytes | memoryview) -> None:
@@ -218,14 +218,14 @@ class Http1(H11Protocol):
         # Our connection takes any buffer.
         await self.send(RawData(head + data if head else data))  # type: ignore[arg-type]
 
-    def _write_some(self, data: bytes) -> int:
+    def write_now(self, data: bytes) -> int:
         """Write what the socket takes at once, the head first; return how much of ``data`` that was."""
-        assert self._write_now is not None
+        assert self._out is not None
         head = self._head
-        sent = self._write_now(head + data if head else data)
+        sent = self._out.write_now(head + data if head else data)
         self._head = head[sent:]
         if sent >= len(head) and isinstance(self.stream, HttpStream) and self.stream.lane is not None:
-            self.stream.lane.write_now = self._write_now  # What follows needs no step of ours any more.
+            self.stream.lane.out = self._out  # What follows needs no step of ours any more.
         return max(0, sent - len(head))
 
     def _body_may_not_come(self) -> bool:

@@ -58,7 +58,7 @@ class Http2(H2Protocol):
         abort: Callable[[], None],
         fault: Callable[[BaseException], None],
         gone: Callable[[], bool],
-        write_now: Callable[[bytes], int] | None,
+        out: object,
     ) -> None:
         super().__init__(*context)
         let_go(self.connection)

@@ -13,23 +13,27 @@ length, another Hypercorn: :mod:`gateway.server.seam`), everything works without
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 LARGE_BYTES = 16 * 1024
 
 
-class Lane:
-    """Sends one response's body pieces. ``write_now`` sends without waiting, ``write`` waits."""
+class Out(Protocol):
+    """A way to the socket."""
 
-    __slots__ = ("_chunked", "_write", "write_now")
+    def write_now(self, data: bytes) -> int:
+        """Write what can be written without waiting; return how many bytes that was."""
+
+
+class Lane:
+    """Sends one response's body pieces: to ``out`` without waiting; ``write`` waits."""
+
+    __slots__ = ("_chunked", "_write", "out")
 
     def __init__(
-        self,
-        write_now: Callable[[bytes], int],
-        write: Callable[[bytes | memoryview], Awaitable[None]],
-        *,
-        chunked: bool,
+        self, out: Out, write: Callable[[bytes | memoryview], Awaitable[None]], *, chunked: bool
     ) -> None:
-        self.write_now = write_now
+        self.out = out
         self._write = write
         self._chunked = chunked
 
@@ -40,8 +44,7 @@ class Lane:
         not even in part.
         """
         framed = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
-        write_now = self.write_now  # (Called as a method it would be looked for as one, at each token.)
-        sent = write_now(framed)
+        sent = self.out.write_now(framed)
         return framed[sent:] if sent else None
 
     async def send_rest(self, framed: bytes) -> None:
@@ -55,12 +58,12 @@ class Lane:
         client doesn't read.
         """
         if not self._chunked:
-            await self._after(self.write_now(data), data)
+            await self._after(self.out.write_now(data), data)
         elif len(data) > LARGE_BYTES:
             await self._after(0, b"%x\r\n" % len(data), data, b"\r\n")
         else:
             framed = b"%x\r\n%b\r\n" % (len(data), data)
-            await self._after(self.write_now(framed), b"%x\r\n" % len(data), data, b"\r\n")
+            await self._after(self.out.write_now(framed), b"%x\r\n" % len(data), data, b"\r\n")
 
     async def _after(self, sent: int, *pieces: bytes) -> None:
         """Send all but the first ``sent`` bytes."""

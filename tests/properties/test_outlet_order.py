@@ -81,7 +81,7 @@ async def _relayed(
 ) -> Request:
     request = make_request()
     spool = Spool(limit)
-    client = LaneClient(Lane(socket.write_now, socket.write, chunked=chunked))
+    client = LaneClient(Lane(socket, socket.write, chunked=chunked))
 
     async def reader() -> None:
         for number, piece in enumerate(pieces):

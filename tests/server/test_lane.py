@@ -33,7 +33,7 @@ async def test_all_of_a_piece_is_sent_and_no_copy_of_it_waits(chunked: bool, siz
     client = Socket(at_once)
     data = b"x" * size
     framed = b"%x\r\n%b\r\n" % (size, data) if chunked else data
-    await Lane(client.write_now, client.write, chunked=chunked).send(data)
+    await Lane(client, client.write, chunked=chunked).send(data)
     assert client.got == framed
     for kept in client.waited_with:
         assert kept is data or len(bytes(kept)) < 10  # type: ignore[call-overload]
@@ -43,7 +43,7 @@ async def test_all_of_a_piece_is_sent_and_no_copy_of_it_waits(chunked: bool, siz
 @pytest.mark.parametrize("at_once", [0, 1, 4, 5, 1000])
 async def test_what_couldnt_be_sent_at_once_is_returned(chunked: bool, at_once: int) -> None:
     client = Socket(at_once)
-    lane = Lane(client.write_now, client.write, chunked=chunked)
+    lane = Lane(client, client.write, chunked=chunked)
     rest = lane.send_now(b"piece")
     framed = b"5\r\npiece\r\n" if chunked else b"piece"
     assert rest == (framed[at_once:] if at_once else None)
