@@ -18,6 +18,9 @@ _LAST_BYTES = 4096
 
 _MOST_KEPT_BYTES = 2 * _LAST_BYTES
 
+_CUT = b"\0"
+"""Stands for the beginning of a line: what is in the middle of one is no error."""
+
 _WORD = b"error"
 """It stands in every error that is told in a stream: :func:`gateway.events.error_in`."""
 
@@ -66,13 +69,12 @@ class Passing:
 
     def _keep(self, data: bytes) -> None:
         """Keep the next piece of a possible error; let go of all if it is whole lines without the word."""
-        end = self.end + data[-_LAST_BYTES:]
+        end = self.end + (data if len(data) <= _LAST_BYTES else _CUT + data[-_LAST_BYTES:])
         if end.endswith(b"\n") and end.find(_WORD) < 0:
             end = b""
         elif len(end) > _MOST_KEPT_BYTES:
-            # Cut between two lines, if it can be: what stands in the middle of one is no error.
-            line = end.rfind(b"\n", 0, -_LAST_BYTES) + 1
-            end = end[line or -_LAST_BYTES :]
+            line = end.rfind(b"\n", -_MOST_KEPT_BYTES, -_LAST_BYTES) + 1
+            end = end[line:] if line else _CUT + end[-_LAST_BYTES:]
         self.end = end
 
     def pass_on(self, data: bytes) -> None:
