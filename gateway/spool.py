@@ -91,6 +91,16 @@ class Spool:
         state = f"failed: {self.failure.code}" if self.failure else "ended" if self.ended else "open"
         return f"<Spool {self.held}/{self.limit} bytes, {state}>"
 
+    def let_out(
+        self, outlet: Callable[[bytes], bytes | None] | None, note_all: Callable[[], object], *, counted: bool
+    ) -> None:
+        """Have what comes take ``outlet`` from now on, while the writer has nothing else to do."""
+        self.outlet, self.note_all, self.counted = outlet, note_all, counted
+
+    def no_outlet(self) -> None:
+        """Forget the outlet, and who is told of its last piece: they know this spool too."""
+        self.outlet, self.note_all = None, bool
+
     @property
     def full(self) -> bool:
         """Whether a put would have to wait."""

@@ -65,7 +65,7 @@ async def write(request: Request, client: Writer, response: Response, heartbeat_
         try:
             await _send(request, client, response, heartbeat_seconds)
         finally:
-            response.spool.outlet = None
+            response.spool.no_outlet()
     if request.writing.cancelled_caught:
         client.abort()
 
@@ -79,8 +79,8 @@ async def _send(request: Request, client: Writer, response: Response, heartbeat_
     # The reader's task sends what needs no waiting itself, past the spool: a token then costs one turn of a
     # task, not two. But heartbeats need the writer's clock, which the outlet would not set back.
     if heartbeat_seconds == inf:
-        spool.note_all, spool.counted = partial(_note_all, request, response), response.length is not None
-        spool.outlet = client.outlet()
+        note_all = partial(_note_all, request, response)
+        spool.let_out(client.outlet(), note_all, counted=response.length is not None)
     while True:
         data = await _next(client, response, heartbeat_seconds)
         if spool.rest:
