@@ -167,7 +167,7 @@ class SseTail(Tail):
     def _count(self, data: bytes) -> int:
         """Count the events that end in ``data``; the line ends before it may be half of one's end."""
         window = self._newlines + data
-        if b"\r" in window or b"\n\n\n" in window:
+        if _CR in window or window.find(b"\n\n\n") >= 0:
             ends = len(_EVENT_END.findall(window))
         else:
             ends = window.count(b"\n\n")

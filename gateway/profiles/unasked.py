@@ -66,7 +66,7 @@ class WithoutUsage:
     def feed(self, data: bytes) -> bytes:
         """Take a piece; return the whole events in it, without usage."""
         if not self._held and data.endswith(b"\n\n"):
-            return self._sifted(data) if b'"usage"' in data else data
+            return self._sifted(data) if data.find(b'"usage"') >= 0 else data
         window = self._held + data
         end = 0
         for found in _EVENT_END.finditer(window, max(0, len(self._held) - 3)):
