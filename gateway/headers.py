@@ -41,8 +41,8 @@ _NOT_DOWN_OF_STREAMS = _NOT_DOWN | {b"cache-control", b"x-accel-buffering", b"co
 
 _CALLER_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
-_NAMES = re.compile(rb"(?:[-!#$%&'*+.^_`|~0-9A-Za-z]+\n)*")
-_NOT_IN_VALUES = re.compile(rb"[\x00\r\n]")
+_OF_NAMES = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_NOT_IN_VALUES = b"\x00\r\n"
 """RFC 9110, 5.1 and 5.5. A client's field that came over HTTP/2 may hold what HTTP/1.1 can't say."""
 
 Fields = Sequence[tuple[bytes, bytes]]
@@ -94,9 +94,14 @@ def field_lines(headers: Fields) -> bytes:
     >>> field_lines([(b"Server", b"vllm"), (b"X-Empty", b"")])
     b'Server: vllm\\r\\nX-Empty: \\r\\n'
     """
-    names = b"".join([name + b"\n" for name, _ in headers])
+    names = [name for name, _ in headers]
     values = b"".join([value for _, value in headers])
-    if names.count(b"\n") != len(headers) or not _NAMES.fullmatch(names) or _NOT_IN_VALUES.search(values):
+    # (To take characters out is some ten times as quick as a pattern that looks at each.)
+    if (
+        b"" in names
+        or b"".join(names).translate(None, _OF_NAMES)
+        or len(values.translate(None, _NOT_IN_VALUES)) < len(values)
+    ):
         raise ValueError("a header field has characters in it that it must not have")
     return b"".join([b"%b: %b\r\n" % (name, value) for name, value in headers])
 
