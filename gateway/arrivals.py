@@ -59,6 +59,7 @@ class Arrivals:
                     else:
                         if not goes_on:
                             self._wake(descriptor, step, outcome.Value(None))
+                step = None  # Whoever it belongs to may have ended, and would stay until something comes.
         finally:
             self._epoll.close()
 

@@ -24,7 +24,8 @@ _CUT = b"\0"
 _WORD = b"error"
 """It stands in every error that is told in a stream: :func:`gateway.events.error_in`."""
 
-_LF = ord("\n")
+_WHOLE = (b"}\n\n", b"}\n", b"}\r\n\r\n", b"}\r\n")
+"""Behind these no error can have begun: JSON of several lines could behind others."""
 
 
 class Passing:
@@ -48,7 +49,7 @@ class Passing:
     def take(self, data: bytes) -> int:
         """Pass on what one read brought; return how much the next may bring, 0 to have no more for now."""
         tail, spool = self._tail, self._spool
-        if data[-1] != _LF or self.end or data.find(_WORD, -_LAST_BYTES) >= 0:
+        if self.end or not data.endswith(_WHOLE) or data.find(_WORD, -_LAST_BYTES) >= 0:
             self._keep(data)
         self._meter.feed(data)
         if self._sifts:
@@ -69,8 +70,8 @@ class Passing:
 
     def _keep(self, data: bytes) -> None:
         """Keep the next piece of a possible error; let go of all if it is whole lines without the word."""
-        end = self.end + (data if len(data) <= _LAST_BYTES else _CUT + data[-_LAST_BYTES:])
-        if end.endswith(b"\n") and end.find(_WORD) < 0:
+        end = self.end + data if len(data) <= _LAST_BYTES else _CUT + data[-_LAST_BYTES:]
+        if end.endswith(_WHOLE) and end.find(_WORD) < 0:
             end = b""
         elif len(end) > _MOST_KEPT_BYTES:
             line = end.rfind(b"\n", -_MOST_KEPT_BYTES, -_LAST_BYTES) + 1

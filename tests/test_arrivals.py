@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 
@@ -187,3 +188,25 @@ async def test_all_that_are_ready_are_served_and_others_get_their_turns_in_betwe
         assert sorted(served) == list(range(MUCH))
         # Whose turn comes first in a round is Trio's dice: of the rounds in between one may go unseen.
         assert any(0 < count < MUCH for count in so_far)
+
+
+async def test_of_a_step_that_has_declined_nothing_is_kept(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    ours, theirs = pairs[0]
+    async with running() as (arrivals, nursery):
+        done = trio.Event()
+
+        async def sleep() -> weakref.ref[Callable[[], bool]]:
+            step = reading(ours, [])
+            await arrivals.until(ours.fileno(), step)
+            return weakref.ref(step)
+
+        async def look() -> None:
+            assert (await sleep())() is None
+            done.set()
+
+        nursery.start_soon(look)
+        await wait_all_tasks_blocked()
+        theirs.send(b".")
+        await done.wait()

@@ -111,3 +111,25 @@ async def test_the_next_read_is_for_as_much_as_the_spool_has_room_for() -> None:
     assert way.take(b"data: {}\n\n") == 1000
     spool.limit = spool.held
     assert way.take(b"data: {}\n\n") == 0
+
+
+FIRST = b'data: {"choices":[]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "seen"),
+    [
+        ([b"data: {\n", b'"error": {"message":"x"}}\n\n'], True),
+        ([b'data: {"object":\n', b'"error"}\n\n'], True),
+        ([b"{\n", b'  "error": "x"\n}\n'], True),
+        ([ERROR, b'data: {"text":"' + b"y" * 60_000 + b'"}\n\n'], False),
+        ([ERROR, b": a comment\n\n", DONE], True),
+        ([b": a comment\n\n", ERROR], True),
+        ([b'data: {"choices":[]}\r\n\r\n', ERROR], True),
+    ],
+)
+async def test_an_error_in_several_reads_or_far_from_the_end(pieces: list[bytes], seen: bool) -> None:
+    stream = b"".join([FIRST, *pieces])
+    cuts = [len(FIRST), *(len(b"".join([FIRST, *pieces[:number]])) for number in range(1, len(pieces)))]
+    way, _, _ = await passing(stream, cuts)
+    assert (error_in(way.end) is not None) is seen
