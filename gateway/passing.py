@@ -15,7 +15,6 @@ from gateway.spool import Spool
 _LAST_BYTES = 4096
 """Of a stream's end at least that much is looked at, however small its pieces."""
 
-
 _MOST_KEPT_BYTES = 2 * _LAST_BYTES
 
 _CUT = b"\0"
