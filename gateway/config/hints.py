@@ -9,7 +9,7 @@ from functools import cache
 import msgspec.inspect as ins
 
 from gateway.config.faults import key_path
-from gateway.config.schema import Config
+from gateway.config.schema import described
 
 SIMILARITY = 0.7
 """Of difflib's ratio: one slip in four letters counts; `slots` and `models` don't resemble each other."""
@@ -89,9 +89,7 @@ def _place(table: str) -> str:
 @cache
 def _tables() -> dict[str, tuple[str, ...]]:
     """Every table's keys, from the schema."""
-    info = ins.type_info(Config)
-    assert isinstance(info, ins.StructType)
-    return dict(_walk(info, CONFIG_TABLE))
+    return dict(_walk(described(), CONFIG_TABLE))
 
 
 def _walk(info: ins.StructType, table: str) -> Iterator[tuple[str, tuple[str, ...]]]:

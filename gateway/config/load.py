@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import msgspec.inspect as ins
 
 from gateway.config import rules
 from gateway.config.faults import ConfigError, Fault
-from gateway.config.schema import Config
+from gateway.config.schema import Config, described
 from gateway.config.walk import Walk
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -54,9 +53,7 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) 
 def parse(text: str, *, file: str = "config.toml", environ: Mapping[str, str] = os.environ) -> Config:
     """Check a text. `file` is what faults call it, and where relative paths in it start."""
     walk = Walk(file, environ)
-    info = ins.type_info(Config)
-    assert isinstance(info, ins.StructType)
-    tree = walk.struct(info, _toml(text, file), "")
+    tree = walk.struct(described(), _toml(text, file), "")
     rules.check(walk, tree)
     if walk.faults:
         raise ConfigError(tuple(walk.faults))

@@ -7,9 +7,11 @@ together. Durations are in keys that end in `_seconds`, sizes in keys that end i
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any
 
 import msgspec
+import msgspec.inspect as ins
 from msgspec import Meta
 
 from gateway.config.sections import Admission, Health, Log, Retry, Server, Stream, Traces, Usage
@@ -158,3 +160,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def engines(self) -> tuple[Engine, ...]:
         """`engine` under the name that reads right in code."""
         return self.engine
+
+
+@cache
+def described() -> ins.StructType:
+    """Return what the types of a whole configuration are, as msgspec tells it."""
+    info = ins.type_info(Config)
+    assert isinstance(info, ins.StructType)
+    return info

@@ -8,7 +8,7 @@ import msgspec.inspect as ins
 
 from gateway.config.expand import escape
 from gateway.config.faults import quote
-from gateway.config.schema import Config
+from gateway.config.schema import Config, described
 from gateway.config.values import MASK
 
 EXACT_INTEGERS = 2**53
@@ -17,10 +17,8 @@ EXACT_INTEGERS = 2**53
 
 def show(config: Config) -> str:
     """Parses again to the same configuration, but for the masks."""
-    info = ins.type_info(Config)
-    assert isinstance(info, ins.StructType)
     lines: list[str] = []
-    for field in info.fields:
+    for field in described().fields:
         _field(lines, field.name, field.type, getattr(config, field.name))
     return "\n".join(lines).lstrip("\n") + "\n"
 
