@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from bench import baselines, processes
+from bench import baselines, measure, processes
 from bench.charts import draw
 from bench.compare import UNFIT
 from bench.report import Outcome, as_report, machine, print_table, write_json
@@ -34,6 +34,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("names", metavar="NAME", nargs="*")
     parser.add_argument("--rounds", type=int, default=0, help="repetitions (default: each scenario's own)")
     parser.add_argument("--quick", action="store_true", help="one round each, and only the pooled baseline")
+    parser.add_argument(
+        "--patience",
+        metavar="SECONDS",
+        type=float,
+        help="how long to wait, in all, for an idle machine (default: 120)",
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures there as well")
     parser.add_argument("--charts", metavar="DIR", help="draw what was measured, as SVG files")
     options = parser.parse_args(arguments)
@@ -91,6 +97,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     raise_limit()
+    if options.patience is not None:
+        measure.patience.left = options.patience
     about = machine()
     rest = processes.rest_cpu()
     about["gateway_on_cpu"], about["rest_on_cpu"] = processes.gateway_cpu(), rest

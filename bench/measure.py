@@ -25,10 +25,12 @@ def run_load(target: Target, plan: Plan, look: Look = NOTHING) -> Result:
 
     Adds `target_cpu_seconds`, of them `target_system_seconds`, and how much of the cores others used
     meanwhile, `others_on_gateway_core` and `others_on_rest_core`: latencies are only worth something where
-    these are near 0. What `look` asks for, and the CPU time in the plan's window, are read off meanwhile.
+    these are near 0. `pace_ns` is what the gateway's core was worth before and behind it. What `look` asks
+    for, and the CPU time in the plan's window, are read off meanwhile.
     """
     patience.wait()
     plan = replace(plan, url=plan.url or target.url())
+    paces = [processes.pace(processes.gateway_cpu())]
     if plan.window:
         plan = replace(plan, begin_at=time.monotonic() + LOAD_START_SECONDS)
     before = _Reading(target)
@@ -47,6 +49,7 @@ def run_load(target: Target, plan: Plan, look: Look = NOTHING) -> Result:
         raise BenchError(f"the load generator failed: {err.decode(errors='replace')[-500:]}")
     result: Result = json.loads(out)
     result.update(_Reading(target).since(before), **watch.seen())
+    result["pace_ns"] = [*paces, processes.pace(processes.gateway_cpu())]
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from bench.figures import Result
@@ -45,3 +46,6 @@ def report_others(outcome: Outcome, got: Sequence[Result]) -> None:
     most = [max(result[key] for result in got) for key in keys]
     text = " / ".join(f"{value:.2f}" for value in most) + (" (DISTURBED)" if max(most) > DISTURBED else "")
     outcome.add("others' load on the gateway's / the other core, most", text)
+    paces = [pace for result in got for pace in result["pace_ns"]]
+    text = f"{statistics.median(paces):.0f} ({min(paces):.0f}-{max(paces):.0f})"
+    outcome.add("a step of a plain Python loop on the gateway's core, ns", text)
