@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter
@@ -20,11 +21,13 @@ class Accounts:
 
     def __init__(self, registry: CollectorRegistry, store: UsageStore | None = None) -> None:
         self._store = store
-        self._tokens = Counter(
-            "gateway_tokens",
-            "Tokens of requests that went to an engine, by where the number comes from.",
-            ("direction", "engine", "source"),
-            registry=registry,
+        self._tokens = cache(
+            Counter(
+                "gateway_tokens",
+                "Tokens of requests that went to an engine, by where the number comes from.",
+                ("direction", "engine", "source"),
+                registry=registry,
+            ).labels
         )
 
     def collect(self) -> Iterable[Metric]:
@@ -43,7 +46,7 @@ class Accounts:
                 ("prompt", usage.prompt, usage.prompt_source),
                 ("completion", usage.completion, usage.completion_source),
             ):
-                self._tokens.labels(direction, request.engine or "", source).inc(tokens or 0)
+                self._tokens(direction, request.engine or "", source).inc(tokens or 0)
         if self._store is None or request.route not in ROUTES:
             return
         self._store.add(

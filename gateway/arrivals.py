@@ -19,6 +19,10 @@ import trio
 _MOST_AT_ONCE = 64
 """Sockets served before others get their turn."""
 
+_FEW = 16
+"""After so few it is asked once more: others have come meanwhile, and a turn of Trio's loop costs as much as
+serving one or two."""
+
 
 class Arrivals:
     """Serves sockets for tasks that sleep in :meth:`until`. :meth:`run` has to be running."""
@@ -48,20 +52,25 @@ class Arrivals:
         try:
             while True:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
-                for descriptor, _ in self._epoll.poll(0, _MOST_AT_ONCE):
-                    step = self._steps.get(descriptor)
-                    if step is None:
-                        continue  # What came before it in this turn has cancelled its task.
-                    try:
-                        goes_on = step()
-                    except Exception as error:  # noqa: BLE001 - it is the sleeping task's, and raised there
-                        self._wake(descriptor, step, outcome.Error(error))
-                    else:
-                        if not goes_on:
-                            self._wake(descriptor, step, outcome.Value(None))
-                step = None  # Whoever it belongs to may have ended, and would stay until something comes.
+                ready = self._epoll.poll(0, _MOST_AT_ONCE)
+                self._serve(ready)
+                if len(ready) <= _FEW:
+                    self._serve(self._epoll.poll(0, _MOST_AT_ONCE))
         finally:
             self._epoll.close()
+
+    def _serve(self, ready: list[tuple[int, int]]) -> None:
+        for descriptor, _ in ready:
+            step = self._steps.get(descriptor)
+            if step is None:
+                continue  # What came before it in this turn has cancelled its task.
+            try:
+                goes_on = step()
+            except Exception as error:  # noqa: BLE001 - it is the sleeping task's, and raised there
+                self._wake(descriptor, step, outcome.Error(error))
+            else:
+                if not goes_on:
+                    self._wake(descriptor, step, outcome.Value(None))
 
     def _wake(self, descriptor: int, step: Callable[[], bool], result: outcome.Outcome[None]) -> None:
         if self._steps.get(descriptor) is step:  # Else the step itself has cancelled its task.

@@ -59,9 +59,9 @@ class EngineClock:
         if not self._idling:
             self._idling = True
             self._waiting_for = ""
-            self._move(self._idle)
-        elif self._rings < self._clock.current_time() + self._idle and self._rings < self._end:
-            self._move(self._idle * (1 + _SLACK))
+        elif self._rings >= self._end or self._rings >= self._clock.current_time() + self._idle:
+            return
+        self._move(self._idle * (1 + _SLACK))
 
     def stand_still(self) -> None:
         """We don't read: only the total clock runs."""

@@ -197,7 +197,8 @@ class Body(httpx.AsyncByteStream):
                     self._pass_on()
         finally:
             self._take = len  # It knows whoever has made it: no cycle is to be left to the collector.
-        return True
+        # A failure behind all that was wanted is none: it may be met by whoever reads on.
+        return not (connection.reply.complete and self._is_over(connection))
 
     def _pass_on(self) -> bool:
         """Hand on what one read brings. Returns whether that can go on. It is run for every token."""

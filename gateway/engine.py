@@ -58,8 +58,8 @@ class Answer(Protocol):
 
         ``most`` is how many bytes the first read may bring, and what ``take`` returns how many the
         next may: a wish, which not every connection can grant. ``take`` may be called in another
-        task's turn. Returns False at the body's clean end, True when ``take`` has declined to go on.
-        Raises as :meth:`receive` does.
+        task's turn. Returns False at the body's clean end, True when ``take`` has declined to go on
+        (if that was at the end, either). Raises as :meth:`receive` does.
         """
 
 

@@ -23,7 +23,6 @@ from gateway.events import NdjsonTail, SseTail, Tail, error_in, may_begin_error
 from gateway.headers import list_size, to_client
 from gateway.intake import Intake
 from gateway.passing import Passing
-from gateway.request import Request
 from gateway.response import Response
 from gateway.spool import PIECE_BYTES, Spool
 from gateway.words import Phase
@@ -70,13 +69,13 @@ async def read(work: Work, fresh: bool, commit: Commit) -> None:
                         clock.called(request.dispatched_at)
                         async with AsyncExitStack() as call:
                             answer = await call.enter_async_context(attempt.open(work.body, fresh, clock))
-                            await _take_in(work, attempt, answer, spool, clock, commit)
+                            open_still = await _take_in(work, attempt, answer, spool, clock, commit)
                             # The engine has ended. Its connection may outlive the slot for a moment.
                             afterwards.push_async_exit(call.pop_all())
                 if request.tail.complete():
                     request.phase = Phase.DRAINING
-                clock.stand_still()
-                await _let_go(request, answer, attempt, spool)
+                if open_still:
+                    await _let_go(answer, attempt, spool, clock)
         ended = request.tail.done or request.phase is Phase.DRAINING
         if clock.scope.cancelled_caught and not (commit.done and ended):
             raise request.stopped_by or clock.ran_out()
@@ -97,8 +96,8 @@ async def read(work: Work, fresh: bool, commit: Commit) -> None:
 
 async def _take_in(
     work: Work, attempt: Attempt, answer: Answer, spool: Spool, clock: EngineClock, commit: Commit
-) -> None:
-    """Bring the answer into the spool until the engine has ended."""
+) -> bool:
+    """Bring the answer into the spool until the engine has ended; say whether its response is open still."""
     request, seconds = work.request, work.gateway.config.stream.heartbeat_seconds
     commit.response = _head(work, answer, spool)
     intake = attempt.answered(answer, request.tail)
@@ -112,10 +111,10 @@ async def _take_in(
             raise RefusedError(status, plain(commit.response, len(body)), body)
         commit.response = gathered(commit.response, request, status, body)
         commit()
-        return
+        return True
     if seconds and isinstance(request.tail, SseTail):
         commit.later(seconds, work.nursery)
-    await _relay(work, answer, attempt, spool, clock, commit)
+    return await _relay(work, answer, attempt, spool, clock, commit)
 
 
 def _look_for_error(work: Work, attempt: Attempt, data: bytes, commit: Commit) -> None:
@@ -149,8 +148,11 @@ def _head(work: Work, answer: Answer, spool: Spool) -> Response:
 
 async def _relay(
     work: Work, answer: Answer, attempt: Attempt, spool: Spool, clock: EngineClock, commit: Commit
-) -> None:
-    """Bring the body into the spool until the engine has ended: its last event, or the body's end."""
+) -> bool:
+    """Bring the body into the spool until the engine has ended: its last event, or the body's end.
+
+    Returns whether the body's end is still to come.
+    """
     request, intake = work.request, attempt.intake
     assert intake is not None
 
@@ -171,6 +173,7 @@ async def _relay(
     if rest := intake.rest():
         passing.pass_on(rest)
     attempt.ended_with(passing.end)
+    return more
 
 
 async def _beginning(
@@ -240,14 +243,13 @@ async def _gather(work: Work, answer: Answer, attempt: Attempt, intake: Intake, 
             intake.gather(passing)
 
 
-async def _let_go(request: Request, answer: Answer, attempt: Attempt, spool: Spool) -> None:
+async def _let_go(answer: Answer, attempt: Attempt, spool: Spool, clock: EngineClock) -> None:
     """Give the engine a moment to end the response, so that the connection can be used again.
 
     The answer is complete, so nothing that happens here is a failure.
     """
+    clock.stand_still()
     gathers = attempt.intake is not None and attempt.intake.gathers
-    if not (request.tail.done or gathers):
-        return
     with trio.move_on_after(LET_GO_SECONDS):
         try:
             while True:

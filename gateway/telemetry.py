@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, Literal, Protocol
 
 import trio
@@ -93,17 +94,22 @@ class Telemetry:
         self._dropped = 0
         self._something = trio.Event()
         self._flushing = trio.CancelScope()
-        self._requests = Counter(
-            "gateway_requests",
-            "Requests ended, by how they ended.",
-            ("route", "model", "engine", "outcome"),
-            registry=self.registry,
+        # What labels() returns is there for good, and looked up faster than labels() does it.
+        self._requests = cache(
+            Counter(
+                "gateway_requests",
+                "Requests ended, by how they ended.",
+                ("route", "model", "engine", "outcome"),
+                registry=self.registry,
+            ).labels
         )
-        self._of_tenants = Counter(
-            "gateway_tenant_requests",
-            "Requests ended, by whose they were and how they ended.",
-            ("tenant", "outcome"),
-            registry=self.registry,
+        self._of_tenants = cache(
+            Counter(
+                "gateway_tenant_requests",
+                "Requests ended, by whose they were and how they ended.",
+                ("tenant", "outcome"),
+                registry=self.registry,
+            ).labels
         )
         self._queue_wait = self._histogram(
             "gateway_queue_wait_seconds", "Waiting for a slot, of requests that got one.", _QUEUE_BUCKETS
@@ -119,12 +125,14 @@ class Telemetry:
         self._duration = self._histogram(
             "gateway_request_seconds", "From a request's arrival to its end.", _DURATION_BUCKETS
         )
-        self._token = Histogram(
-            "gateway_token_seconds",
-            "Time per token of a stream behind its first content: its mean, once for each request.",
-            ("engine",),
-            buckets=_TOKEN_BUCKETS,
-            registry=self.registry,
+        self._token = cache(
+            Histogram(
+                "gateway_token_seconds",
+                "Time per token of a stream behind its first content: its mean, once for each request.",
+                ("engine",),
+                buckets=_TOKEN_BUCKETS,
+                registry=self.registry,
+            ).labels
         )
         Info("gateway", "Which gateway this is.", registry=self.registry).info({"version": version})
         ProcessCollector(registry=self.registry)
@@ -141,7 +149,7 @@ class Telemetry:
         self.registry.register(Gauges(gateway, self._told))
         for engine in gateway.engines:
             self._reclaim.labels(engine.name)
-            self._token.labels(engine.name)
+            self._token(engine.name)
 
     def _told(self) -> Iterable[Metric]:
         yield CounterMetricFamily(
@@ -188,11 +196,9 @@ class Telemetry:
         """Note the end of a request."""
         record = request.record()
         self.history.ended(request)
-        self._requests.labels(
-            request.route, request.model_label, request.engine or "", record["outcome"]
-        ).inc()
+        self._requests(request.route, request.model_label, request.engine or "", record["outcome"]).inc()
         if request.tenant:
-            self._of_tenants.labels(request.tenant, record["outcome"]).inc()
+            self._of_tenants(request.tenant, record["outcome"]).inc()
         for histogram, seconds in (
             (self._queue_wait, request.queue_seconds),
             (self._ttft, request.ttft_seconds),
@@ -203,7 +209,7 @@ class Telemetry:
                 histogram.observe(seconds)
         seconds = request.token_seconds(record["completion_tokens"] or 0)
         if seconds is not None:
-            self._token.labels(request.engine or "").observe(seconds)
+            self._token(request.engine or "").observe(seconds)
         arrived = _wall_time(request.arrived)
         self.accounts.ended(request, record, arrived)
         if self._traces is not None:

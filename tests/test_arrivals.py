@@ -100,6 +100,37 @@ async def test_what_a_step_raises_is_raised_in_its_task_alone(
         assert got == [b"x"]
 
 
+async def test_what_comes_while_others_are_served_need_not_wait_for_another_turn(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    (first, to_first), (second, to_second) = pairs[:2]
+    order: list[str] = []
+    async with running() as (arrivals, nursery):
+        turn = trio.Event()
+
+        async def others() -> None:
+            await turn.wait()
+            order.append("others")
+
+        def sends() -> bool:
+            order.append(first.recv(100).decode())
+            turn.set()
+            to_second.send(b"second")
+            return True
+
+        def answers() -> bool:
+            order.append(second.recv(100).decode())
+            return True
+
+        nursery.start_soon(others)
+        nursery.start_soon(arrivals.until, first.fileno(), sends)
+        nursery.start_soon(arrivals.until, second.fileno(), answers)
+        await wait_all_tasks_blocked()
+        to_first.send(b"first")
+        await wait_all_tasks_blocked()
+        assert order == ["first", "second", "others"]
+
+
 async def test_a_cancelled_sleeper_is_served_no_more(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:

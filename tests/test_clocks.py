@@ -15,6 +15,9 @@ from gateway.errors import Code
 
 SETTINGS = Stream(first_byte_seconds=10, idle_seconds=3, total_seconds=20)
 
+IDLE_AT_MOST = 3 * 65 / 64 + 1e-9
+"""The idle clock may ring a 64th late."""
+
 
 async def seconds_until_it_rings(clock: EngineClock) -> float:
     """How long from now until it cuts off somebody who waits."""
@@ -61,7 +64,7 @@ async def test_between_two_reads_the_engine_may_be_idle_for_so_long(autojump_clo
         clock.next_read()
         await trio.sleep(2)
     clock.next_read()
-    assert 3 <= await seconds_until_it_rings(clock) <= 3 * 65 / 64
+    assert 3 <= await seconds_until_it_rings(clock) <= IDLE_AT_MOST
     error = clock.ran_out()
     assert error.code is Code.ENGINE_TIMEOUT
     assert "idle_seconds (3)" in error.message
@@ -75,12 +78,12 @@ async def test_idle_clock_that_is_read_often_is_moved_seldom(autojump_clock: Moc
     for _ in range(300):
         clock.next_read()
         deadlines.add(clock.scope.deadline)
-        assert trio.current_time() + 3 <= clock.scope.deadline <= trio.current_time() + 3 * 65 / 64
+        assert trio.current_time() + 3 <= clock.scope.deadline <= trio.current_time() + IDLE_AT_MOST
         await trio.sleep(0.01)
     assert len(deadlines) <= 300 * 0.01 / (3 / 64) + 2
     clock.stand_still()
     clock.next_read()
-    assert await seconds_until_it_rings(clock) == pytest.approx(3)
+    assert 3 <= await seconds_until_it_rings(clock) <= IDLE_AT_MOST
 
 
 async def test_it_stands_still_while_nobody_reads_but_the_total_clock_does_not(
@@ -117,7 +120,7 @@ async def test_zero_turns_a_clock_off(off: str, autojump_clock: MockClock) -> No
     seconds["first_byte_seconds"] = clock.scope.deadline - start
     clock.next_read()
     seconds["idle_seconds"] = clock.scope.deadline - start
-    expected = {"total_seconds": 20, "first_byte_seconds": 10, "idle_seconds": 3}
+    expected = {"total_seconds": 20, "first_byte_seconds": 10, "idle_seconds": pytest.approx(3 * 65 / 64)}
     assert seconds == {**expected, off: inf if off == "total_seconds" else 20}
 
 
