@@ -135,6 +135,7 @@ class ClientStream(trio.abc.HalfCloseableStream):
                 with suppress(BlockingIOError):
                     return self._raw.recv(size)
             while True:
+                self._check_open()
                 await trio.lowlevel.wait_readable(self.socket)
                 with suppress(BlockingIOError):
                     return self._raw.recv(size)
@@ -142,7 +143,8 @@ class ClientStream(trio.abc.HalfCloseableStream):
             raise self._failure(error) from error
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Wait until there is room."""
+        """Wait until there is room. Raises ClosedResourceError."""
+        self._check_open()
         await trio.lowlevel.wait_writable(self._raw)
 
     async def send_eof(self) -> None:
@@ -157,6 +159,11 @@ class ClientStream(trio.abc.HalfCloseableStream):
         """Close."""
         self.socket.close()
         await trio.lowlevel.checkpoint()
+
+    def _check_open(self) -> None:
+        """Raise ClosedResourceError where Trio, asked to wait for a closed socket, has a ValueError."""
+        if self._raw.fileno() < 0:
+            raise trio.ClosedResourceError("this socket was already closed")
 
     def _failure(self, error: OSError) -> Exception:
         if self._raw.fileno() < 0:

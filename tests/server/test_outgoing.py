@@ -185,6 +185,21 @@ async def test_a_broken_or_closed_connection_is_told(pair: tuple[socket.socket, 
         await stream.send_all(b"x")
 
 
+@pytest.mark.parametrize("sent_before", [True, False])
+async def test_who_waits_for_a_closed_connection_is_told_so(
+    sent_before: bool, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    stream = stream_on(pair[0])
+    if sent_before:
+        pair[1].send(b"x")
+        assert await stream.receive_some() == b"x"
+    await stream.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        await stream.receive_some()
+    with pytest.raises(trio.ClosedResourceError):
+        await stream.wait_send_all_might_not_block()
+
+
 async def test_a_write_that_waits_ends_when_its_socket_is_closed(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
