@@ -23,6 +23,7 @@ PR_SET_PDEATHSIG = 1
 TERM_SECONDS, KILL_SECONDS = 6.0, 2.0
 PACE_STEPS = 200_000
 SLOW = 4 / 3
+ONE_WAIT_SECONDS = 15.0
 
 
 def gateway_cpu() -> int | None:
@@ -109,9 +110,11 @@ class Patience:
     def wait(self) -> None:
         """Look for half a second, and again while others keep a tenth of a core busy or make ours slow.
 
-        Slow is: a step on the gateway's core takes a third more than the least it has taken so far.
+        Slow is: a step on the gateway's core takes a third more than the least it has taken so far. No load
+        takes more than a part of the patience, or the first ones would have it all.
         """
-        while self.left > 0:
+        enough = self.left - ONE_WAIT_SECONDS
+        while self.left > max(0, enough):
             before, since = busy(None), time.monotonic()
             time.sleep(0.5)
             seconds = time.monotonic() - since
