@@ -252,15 +252,12 @@ async def _let_go(answer: Answer, attempt: Attempt, spool: Spool, clock: EngineC
     gathers = attempt.intake is not None and attempt.intake.gathers
     with trio.move_on_after(LET_GO_SECONDS):
         try:
-            while True:
-                await spool.room()
-                data = await answer.receive()
-                if not data:
-                    return
+            while data := await answer.receive():
                 if not gathers:
+                    await spool.room()
                     spool.push(data)
         except EngineError:
-            return
+            pass
 
 
 def _unfinished() -> EngineError:
