@@ -71,6 +71,7 @@ class Arrivals:
             else:
                 if not goes_on:
                     self._wake(descriptor, step, outcome.Value(None))
+        step = None  # An error's traceback leads to this frame, and would keep whoever was served last.
 
     def _wake(self, descriptor: int, step: Callable[[], bool], result: outcome.Outcome[None]) -> None:
         if self._steps.get(descriptor) is step:  # Else the step itself has cancelled its task.

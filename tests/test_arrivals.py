@@ -241,3 +241,35 @@ async def test_of_a_step_that_has_declined_nothing_is_kept(
         await wait_all_tasks_blocked()
         theirs.send(b".")
         await done.wait()
+
+
+async def test_an_error_keeps_nothing_of_another_s_step(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    (bad, to_bad), (good, to_good) = pairs[:2]
+    errors: list[Exception] = []
+    got: list[bytes] = []
+
+    def breaks() -> bool:
+        raise ValueError("broken")
+
+    async with running() as (arrivals, nursery):
+
+        async def sleep_badly() -> None:
+            try:
+                await arrivals.until(bad.fileno(), breaks)
+            except ValueError as error:
+                errors.append(error)
+
+        step = reading(good, got)
+        kept = weakref.ref(step)
+        nursery.start_soon(sleep_badly)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(arrivals.until, good.fileno(), step)
+        await wait_all_tasks_blocked()
+        del step
+        to_bad.send(b"x")
+        to_good.send(b".")
+        await wait_all_tasks_blocked()
+        assert (len(errors), got) == (1, [b"."])
+        assert kept() is None
