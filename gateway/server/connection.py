@@ -104,7 +104,7 @@ class Connection(TCPServer):
             try:
                 with trio.fail_after(self.config.ssl_handshake_timeout):
                     await self.stream.do_handshake()
-            except (trio.BrokenResourceError, trio.TooSlowError):
+            except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
                 return
             alpn = self.stream.selected_alpn_protocol()
         try:

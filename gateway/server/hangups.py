@@ -26,8 +26,8 @@ class Hangups:
     @contextmanager
     def watching(self, descriptor: int, callback: Callable[[], None]) -> Iterator[None]:
         """Watch a socket inside the block. The socket must be open until the block is left."""
-        self._callbacks[descriptor] = callback
         self._epoll.register(descriptor, _HUNG_UP | select.EPOLLONESHOT)
+        self._callbacks[descriptor] = callback
         try:
             yield
         finally:

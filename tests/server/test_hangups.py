@@ -117,3 +117,13 @@ async def test_hundreds_at_once_are_all_told() -> None:
         for ours, _ in pairs:
             ours.close()
     assert sorted(told) == list(range(300))
+
+
+async def test_what_can_t_be_watched_is_forgotten() -> None:
+    hangups = Hangups()
+    with connected() as (ours, _):
+        ours.close()
+        with pytest.raises(ValueError, match="negative"), hangups.watching(ours.fileno(), lambda: None):
+            pytest.fail("it is closed")
+    assert hangups._callbacks == {}
+    hangups._epoll.close()

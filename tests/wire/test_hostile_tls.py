@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ssl
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import trio
 
+from gateway.server import plane
+from gateway.server.connection import Connection
 from tests.conftest import Tls
 from tests.support.http1 import GONE, Http1, connect
 from tests.wire import frames as f
@@ -168,3 +171,24 @@ async def test_older_versions_are_refused(tls: Tls) -> None:
         weak.set_ciphers("AES128-SHA")  # no forward secrecy
         with pytest.raises(trio.BrokenResourceError):
             await connect(here.url, tls=weak)
+
+
+async def test_who_is_cut_off_within_the_handshake_is_no_fault_of_ours(
+    tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Connection] = []
+
+    class Noted(Connection):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(plane, "Connection", Noted)
+    async with scene(tls) as here:
+        client = await plainly(here)
+        await client.send(hello(tls.trusted)[:20])
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        made[-1].abort()
+        with suppress(*GONE):
+            await client.eof()
+        await client.close()
