@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,8 +19,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--ordinary-way",
         action="store_true",
-        help="have HTTP/1.1 bodies take Hypercorn's ordinary way, as with a Hypercorn that isn't known",
+        help="have HTTP/1.1 bodies take Hypercorn's ordinary way, as with a Hypercorn that isn't known; "
+        "what is done over TLS or HTTP/2 always takes it, and is left out",
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out, over the ordinary way, the variants of tests that never take another one."""
+    if config.getoption("--ordinary-way"):
+        same = [item for item in items if {"tls", "http2"} & set(re.split(r"[][-]", item.name))]
+        config.hook.pytest_deselected(items=same)
+        items[:] = [item for item in items if item not in same]
 
 
 @pytest.fixture(scope="session", autouse=True)
